@@ -38,11 +38,13 @@ from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from dualmap.workers.context import PoolContext
 from dualmap.workers.discovery.job import discovery_of
-from dualmap.workers.loop import LoopContext, run_job
+from dualmap.workers.loop import run_job
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.ops import serve_ops
 from dualmap.workers.pool_reader import CachedPoolReader
+from dualmap.workers.settings import WorkerSettings
 from tests.support.kubernetes_cluster import PODS, Cluster, asgi
 from tests.support.kubernetes_fleet import KubernetesFleet, kubernetes_fleet, until
 
@@ -337,12 +339,12 @@ async def many(pods: int, per_s: float, for_s: float) -> None:
         settings = PoolSettings(discovery=DiscoverySettings(kubernetes=kubernetes))
         reader = CachedPoolReader(pool, clock, 0.4)
         begun_s, cpu_s = now_s(), _cpu_s()
-        async with discovery_of(
-            pool, lease.fence, reader, settings, kubernetes,
-            worker_id="w", clock=clock, metrics=metrics, jitter=random.Random(1),
-            members_age_s=2.0,
-        ) as discovery:  # fmt: skip
-            job = asyncio.create_task(run_job(discovery, LoopContext("default", clock, metrics, random.Random(1))))
+        context = PoolContext(
+            pool=pool, settings=settings, worker=WorkerSettings(), worker_id="w", clock=clock, metrics=metrics,
+            jitter=random.Random(1),
+        ).leading(lease.fence, reader)  # fmt: skip
+        async with discovery_of(context, kubernetes, members_age_s=2.0) as discovery:
+            job = asyncio.create_task(run_job(discovery, context))
             await until(lambda: _serve(pool, pods), "all pods are members")
             listed_s = now_s() - begun_s
             assert len((await pool.membership()).instances) == pods

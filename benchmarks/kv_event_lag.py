@@ -27,9 +27,11 @@ from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from dualmap.workers.context import PoolContext
 from dualmap.workers.kv_events.job import KvEventsJob
-from dualmap.workers.loop import LoopContext, run_job
+from dualmap.workers.loop import run_job
 from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.settings import WorkerSettings
 
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 40
@@ -97,8 +99,11 @@ async def follow(ports: list[int], options: argparse.Namespace, server: Embedded
     events = KvEventSettings(endpoint="tcp://{host}:{port}", replay_endpoint="tcp://{host}:{port+1000}")
     metrics, clock = WorkerMetrics(), RealClock()
     settings = PoolSettings(kv_events=events)
-    async with KvEventsJob(pool, settings, "worker", clock=clock, metrics=metrics) as job:
-        context = LoopContext(pool.name, clock, metrics, random.Random(1))
+    context = PoolContext(
+        pool=pool, settings=settings, worker=WorkerSettings(), worker_id="worker", clock=clock, metrics=metrics,
+        jitter=random.Random(1),
+    )  # fmt: skip
+    async with KvEventsJob(context) as job:
         running = asyncio.create_task(run_job(job, context))
         await asyncio.sleep(options.warm_up_s)
         lags = metrics.kv_event_lag_seconds = Lags()  # type: ignore[assignment]

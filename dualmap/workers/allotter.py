@@ -13,7 +13,7 @@ from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment, Allotted, Wanted
 from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger, LedgerEntry
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import PoolContext
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class Allotter:
     name = "allotter"
     interval_s = ROUND_S
 
-    def __init__(self, pool: PoolStore, pools: Pools, *, metrics: WorkerMetrics) -> None:
-        self._pool = pool
+    def __init__(self, context: PoolContext, pools: Pools) -> None:
+        self._pool = context.pool
         self._pools = pools
-        self._metrics = metrics
+        self._metrics = context.metrics
         self._seen = -1
         """The number of the pool's changes at the last round; -1: not known."""
         self._cursor: int | None = 0

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
-from dualmap.runtime.clock import Clock
 from dualmap.runtime.open_files import ShortageLog
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.backoff import worth_logging
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.statestore.leases import LOST_FIELD
-from dualmap.statestore.pool import PoolStore
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.described import reported_changes, reported_limits
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.health_rules import (
@@ -32,8 +30,7 @@ from dualmap.workers.health_rules import (
     update_suspicion,
     update_waiting,
 )
-from dualmap.workers.metrics import NOT_ASKED, WorkerMetrics
-from dualmap.workers.pool_reader import PoolReader
+from dualmap.workers.metrics import NOT_ASKED
 from dualmap.workers.probe import Health, NotSentError, Prober
 from dualmap.workers.probe_errors import refused_list
 from dualmap.workers.settings import WorkerSettings
@@ -96,25 +93,13 @@ class HealthChecker:
 
     name = "health"
 
-    def __init__(
-        self,
-        pool: PoolStore,
-        fence: int,
-        reader: PoolReader,
-        model: str,
-        settings: WorkerSettings,
-        *,
-        prober: Prober,
-        clock: Clock,
-        metrics: WorkerMetrics,
-        jitter: random.Random,
-    ) -> None:
+    def __init__(self, context: LeaderContext, prober: Prober) -> None:
+        self._settings = settings = context.worker
         self.interval_s = settings.health_interval_s / 4
-        self._pool = pool
-        self._fence = fence
-        self._reader = reader
-        self._model = model
-        self._settings = settings
+        self._pool = context.pool
+        self._fence = context.fence
+        self._reader = context.reader
+        self._model = context.settings.model
         self._thresholds = Thresholds(
             down_after=DOWN_AFTER,
             up_after=UP_AFTER,
@@ -123,9 +108,9 @@ class HealthChecker:
             unmoved_s=UNMOVED_SHARE * settings.stall_down_s,
         )
         self._prober = prober
-        self._clock = clock
-        self._metrics = metrics
-        self._jitter = jitter
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._jitter = context.jitter
         self._records: dict[str, HealthRecord] = {}
         self._limits: dict[str, dict[str, int]] = {}
         """Limits as each server reported them last."""

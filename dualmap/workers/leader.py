@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import worth_logging
 from dualmap.statestore.errors import LeaseLostError, StoreError
 from dualmap.statestore.leases import Lease
-from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import PoolContext
 
 log = logging.getLogger(__name__)
 
@@ -60,23 +57,18 @@ class Election:
 
     def __init__(
         self,
-        pool: PoolStore,
-        owner: str,
+        context: PoolContext,
         *,
-        lease_ms: int,
-        clock: Clock,
-        metrics: WorkerMetrics,
-        jitter: random.Random,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        self._pool = pool
-        self._owner = owner
-        self._lease_ms = lease_ms
-        self._lease_s = lease_ms / 1000
+        self._pool = context.pool
+        self._owner = context.worker_id
+        self._lease_ms = context.worker.lease_ms
+        self._lease_s = self._lease_ms / 1000
         self._stop_timeout_s = stop_timeout_s
-        self._clock = clock
-        self._metrics = metrics
-        self._jitter = jitter
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._jitter = context.jitter
         self._term: Term | None = None
         self.store_error: str | None = None
         """The store's error at the last call; None while it answers. There is one call every third of a lease."""

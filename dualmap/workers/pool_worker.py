@@ -5,40 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
-from dualmap.runtime.clock import Clock
-from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.leases import Lease
-from dualmap.statestore.pool import PoolStore
 from dualmap.workers.actuators import actuator_of
 from dualmap.workers.allotter import Allotter, Pools
-from dualmap.workers.drainer import Drainer
-from dualmap.workers.evacuator import Evacuator
+from dualmap.workers.context import LeaderContext, PoolContext
 from dualmap.workers.health import HealthChecker
-from dualmap.workers.hotness_keeper import HotnessJob
-from dualmap.workers.idle_filler import IdleFiller
 from dualmap.workers.leader import Election
-from dualmap.workers.learner import Learner
-from dualmap.workers.loop import Job, LoopContext, run_job
-from dualmap.workers.mender import Mender
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.learning_jobs import HotnessJob, Learner
+from dualmap.workers.loop import Job, StopJobsError, run_job
 from dualmap.workers.pool_reader import CachedPoolReader, PoolReader
 from dualmap.workers.probe import Prober
-from dualmap.workers.reaper import Reaper
-from dualmap.workers.rebalancer import SWEEP_INTERVAL_S, Rebalancer
+from dualmap.workers.queue_jobs import Evacuator, IdleFiller, Rebalancer, Sweeper
 from dualmap.workers.registrar import Registrar
-from dualmap.workers.repairer import Repairer
 from dualmap.workers.role_mover import RoleMover
 from dualmap.workers.scaler import Scaler
-from dualmap.workers.settings import WorkerSettings
-from dualmap.workers.settings_watch import SettingsChangedError, SettingsWatch
-from dualmap.workers.sweeper import Sweeper
+from dualmap.workers.upkeep_jobs import Drainer, Mender, Reaper, Repairer
 
 log = logging.getLogger(__name__)
 
@@ -50,35 +38,36 @@ _DISCOVERY_MAX_AGE_S = 2.0
 """Discovery knows its own changes, and what others change may be so old to it."""
 
 
+class SettingsChangedError(StopJobsError):
+    """The jobs use settings that are not those of the fleet any more."""
+
+
+class SettingsWatch:
+    """Ends the leader's jobs when scheduling settings change in the running fleet, to start them again."""
+
+    name = "settings"
+    interval_s = 0.5
+
+    def __init__(self, reader: PoolReader, overrides: Mapping[str, Any]) -> None:
+        """``overrides`` are those that the jobs were started with."""
+        self._reader = reader
+        self._overrides = overrides
+
+    async def tick(self) -> None:
+        """Raises SettingsChangedError, StoreUnavailableError."""
+        if (await self._reader.membership()).overrides != self._overrides:
+            raise SettingsChangedError
+
+
 class PoolWorker:
     """Runs until cancelled, which stops the jobs and gives the leadership back."""
 
-    def __init__(
-        self,
-        pool: PoolStore,
-        pools: Pools,
-        settings: PoolSettings,
-        worker: WorkerSettings,
-        *,
-        trust: InstanceTrust | None = None,
-        worker_id: str,
-        clock: Clock,
-        metrics: WorkerMetrics,
-        jitter: random.Random,
-    ) -> None:
-        self.pool = pool
+    def __init__(self, context: PoolContext, pools: Pools, *, trust: InstanceTrust | None = None) -> None:
+        self.pool = context.pool
+        self._context = context
         self._pools = pools
-        self._settings = settings
-        self._worker = worker
         self._trust = trust
-        self._worker_id = worker_id
-        self._clock = clock
-        self._metrics = metrics
-        self._jitter = jitter
-        self._context = LoopContext(pool.name, clock, metrics, jitter, time_scale=worker.time_scale)
-        self._election = Election(
-            pool, worker_id, lease_ms=worker.lease_ms, clock=clock, metrics=metrics, jitter=jitter
-        )
+        self._election = Election(context)
 
     @property
     def lease(self) -> Lease | None:
@@ -92,151 +81,113 @@ class PoolWorker:
 
     async def run(self) -> None:
         """Run until cancelled."""
-        registrar = Registrar(self.pool, self._settings, metrics=self._metrics)
         async with self._kv_events() as events, asyncio.TaskGroup() as group:
-            group.create_task(run_job(registrar, self._context))
+            group.create_task(run_job(Registrar(self._context), self._context))
             group.create_task(self._election.run(self._lead))
             if events is not None:
                 group.create_task(run_job(events, self._context))
 
     def _kv_events(self) -> AbstractAsyncContextManager[Job | None]:
-        if not self._settings.has_kv_events:
+        if not self._context.settings.has_kv_events:
             return nullcontext()
         from dualmap.workers.kv_events.job import KvEventsJob  # with ZeroMQ, which is loaded only where it is used
 
-        return KvEventsJob(self.pool, self._settings, self._worker_id, clock=self._clock, metrics=self._metrics)
+        return KvEventsJob(self._context)
 
     async def _lead(self, lease: Lease) -> None:
-        worker = self._worker
-        reader = CachedPoolReader(self.pool, self._clock, _READER_MAX_AGE_S / self._worker.time_scale)
+        own = self._context
+        reader = CachedPoolReader(own.pool, own.clock, _READER_MAX_AGE_S / own.worker.time_scale)
+        context = own.leading(lease.fence, reader)
         async with (
             self._prober() as prober,
-            HealthChecker(
-                self.pool,
-                lease.fence,
-                reader,
-                self._settings.model,
-                worker,
-                prober=prober,
-                clock=self._clock,
-                metrics=self._metrics,
-                jitter=self._jitter,
-            ) as health,
-            self._discovery(lease.fence, reader) as discovery,
+            HealthChecker(context, prober) as health,
+            _discovery(context, on_change=reader.forget_membership) as discovery,
         ):
-            await self.pool.upkeep.mend(fence=lease.fence)  # before anything is read
+            await context.pool.upkeep.mend(fence=context.fence)  # before anything is read
             while True:
                 overrides = (await reader.membership()).overrides
-                watch = SettingsWatch(reader, overrides)
-                scheduling = self.pool.settings.in_force(overrides)
-                hotness = HotnessJob(self.pool, lease.fence, scheduling, clock=self._clock, metrics=self._metrics)
-                jobs = self._other_jobs(lease.fence, reader, scheduling)
-                async with self._scalers(lease.fence, reader, scheduling, hotness) as scalers:
+                scheduling = context.pool.settings.in_force(overrides)
+                hotness = HotnessJob(context, scheduling)
+                lasting: list[Job] = [health, hotness, Allotter(context, self._pools), *discovery]
+                jobs = [SettingsWatch(reader, overrides), *lasting, *_jobs_by_settings(context, scheduling)]
+                async with _scalers(context, scheduling, hotness) as scalers:
                     try:
-                        await run_together([watch, health, hotness, *jobs, *scalers, *discovery], self._context)
+                        await run_together([*jobs, *scalers], context)
                     except SettingsChangedError:
-                        log.info("scheduling settings changed pool=%s", self.pool.name)
-
-    @contextlib.asynccontextmanager
-    async def _scalers(
-        self, fence: int, reader: PoolReader, scheduling: SchedulingSettings, hotness: HotnessJob
-    ) -> AsyncIterator[list[Scaler]]:
-        """The autoscaler, where the pool has one, and that of its decode instances, where they scale by themselves."""
-        if self._settings.autoscale is None:
-            yield []
-            return
-        scalers = [
-            Scaler(
-                self.pool,
-                fence,
-                self._settings,
-                scheduling,
-                reader,
-                actuator_of(self._settings, reader, decodes=decodes),
-                worker_id=self._worker_id,
-                arrived=lambda: hotness.arrived,
-                time_scale=self._worker.time_scale,
-                clock=self._clock,
-                metrics=self._metrics,
-                decodes=decodes,
-            )
-            for decodes in (False, True)
-            if self._settings.autoscale_of(decodes=decodes) is not None
-        ]
-        async with contextlib.AsyncExitStack() as term:
-            for scaler in scalers:
-                term.push_async_callback(scaler.close)
-            term.callback(self._metrics.end_term, self.pool.name)
-            yield scalers
-
-    @contextlib.asynccontextmanager
-    async def _discovery(self, fence: int, reader: CachedPoolReader) -> AsyncIterator[list[Job]]:
-        """Discovery, where the pool has it."""
-        if self._settings.discovery is None:
-            yield []
-            return
-        from dualmap.workers.discovery.job import discovery_of  # with an HTTP client, which is loaded where it is used
-
-        async with discovery_of(
-            self.pool,
-            fence,
-            reader,
-            self._settings,
-            self._settings.discovery.kubernetes,
-            worker_id=self._worker_id,
-            clock=self._clock,
-            metrics=self._metrics,
-            jitter=self._jitter,
-            members_age_s=_DISCOVERY_MAX_AGE_S / self._worker.time_scale,
-            on_change=reader.forget_membership,
-        ) as discovery:
-            yield [discovery]
+                        log.info("scheduling settings changed pool=%s", context.pool.name)
 
     def _prober(self) -> Prober:
-        worker = self._worker
+        worker = self._context.worker
         key = worker.upstream_api_key
         return Prober(
             timeout_s=worker.health_timeout_s, api_key=key.get_secret_value() if key else None, trust=self._trust
         )
 
-    def _other_jobs(self, fence: int, reader: PoolReader, scheduling: SchedulingSettings) -> list[Job]:
-        pool, clock, metrics = self.pool, self._clock, self._metrics
-        stall_s, order = scheduling.decode_stall_s, queue_order_of(scheduling)
-        jobs: list[Job] = [
-            Evacuator(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics),
-            Mender(pool, fence, metrics=metrics),
-            Reaper(pool, fence, clock=clock, metrics=metrics),
-            Repairer(pool, fence, metrics=metrics),
-            Drainer(pool, fence, reader, metrics=metrics),
-            Sweeper(pool, fence, reader, order, metrics=metrics),
-            Learner(pool, fence, reader, metrics=metrics),
-            Allotter(pool, self._pools, metrics=metrics),
-        ]
-        if self._settings.moves_roles:
-            jobs.append(RoleMover(pool, fence, reader, scheduling=scheduling, clock=clock, metrics=metrics))
-        if build_policy(scheduling).rebalances:
-            rebalancer = Rebalancer(
-                pool,
-                fence,
-                reader,
-                order,
-                decode_stall_s=stall_s,
-                clock=clock,
-                metrics=metrics,
-                sweep_interval_s=SWEEP_INTERVAL_S / self._worker.time_scale,
-            )
-            jobs.append(rebalancer)
-        elif order.by_deadline:
-            pace_s = SWEEP_INTERVAL_S / self._worker.time_scale
-            jobs.append(
-                IdleFiller(pool, fence, reader, order, decode_stall_s=stall_s, metrics=metrics, interval_s=pace_s)
-            )
-        return jobs
+
+@contextlib.asynccontextmanager
+async def _scalers(
+    context: LeaderContext, scheduling: SchedulingSettings, hotness: HotnessJob
+) -> AsyncIterator[list[Scaler]]:
+    """The autoscaler, where the pool has one, and that of its decode instances, where they scale by themselves."""
+    settings = context.settings
+    if settings.autoscale is None:
+        yield []
+        return
+    scalers = [
+        Scaler(
+            context,
+            scheduling,
+            actuator_of(settings, context.reader, decodes=decodes),
+            arrived=lambda: hotness.arrived,
+            decodes=decodes,
+        )
+        for decodes in (False, True)
+        if settings.autoscale_of(decodes=decodes) is not None
+    ]
+    async with contextlib.AsyncExitStack() as term:
+        for scaler in scalers:
+            term.push_async_callback(scaler.close)
+        term.callback(context.metrics.end_term, context.pool.name)
+        yield scalers
 
 
-async def run_together(jobs: Sequence[Job], context: LoopContext) -> None:
+@contextlib.asynccontextmanager
+async def _discovery(context: LeaderContext, *, on_change: Callable[[], None]) -> AsyncIterator[list[Job]]:
+    """Discovery, where the pool has it."""
+    if context.settings.discovery is None:
+        yield []
+        return
+    from dualmap.workers.discovery.job import discovery_of  # with an HTTP client, which is loaded where it is used
+
+    members_age_s = _DISCOVERY_MAX_AGE_S / context.worker.time_scale
+    kubernetes = context.settings.discovery.kubernetes
+    async with discovery_of(context, kubernetes, members_age_s=members_age_s, on_change=on_change) as discovery:
+        yield [discovery]
+
+
+def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings) -> list[Job]:
+    """The jobs of a term until the scheduling settings change."""
+    jobs: list[Job] = [
+        Evacuator(context, scheduling),
+        Mender(context),
+        Reaper(context),
+        Repairer(context),
+        Drainer(context),
+        Sweeper(context, scheduling),
+        Learner(context),
+    ]
+    if context.settings.moves_roles:
+        jobs.append(RoleMover(context, scheduling))
+    if build_policy(scheduling).rebalances:
+        jobs.append(Rebalancer(context, scheduling))
+    elif queue_order_of(scheduling).by_deadline:
+        jobs.append(IdleFiller(context, scheduling))
+    return jobs
+
+
+async def run_together(jobs: Sequence[Job], context: PoolContext) -> None:
     """Run every job until the first one ends (LeaseLostError) or this is cancelled; then none is left running."""
-    tasks = [asyncio.create_task(run_job(job, context), name=f"{context.pool_name}/{job.name}") for job in jobs]
+    tasks = [asyncio.create_task(run_job(job, context), name=f"{context.pool.name}/{job.name}") for job in jobs]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
+from dualmap.runtime.pool_settings import InstanceSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.statestore.answers import Membership
-from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import PoolContext
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +110,10 @@ class Registrar:
     name = "registrar"
     interval_s = 1.0
 
-    def __init__(self, pool: PoolStore, settings: PoolSettings, *, metrics: WorkerMetrics) -> None:
-        self._pool = pool
-        self._configured = settings.instances
-        self._metrics = metrics
+    def __init__(self, context: PoolContext) -> None:
+        self._pool = context.pool
+        self._configured = context.settings.instances
+        self._metrics = context.metrics
         self._known: Known | None = None
         self._owed: dict[str, InstanceSpec] = {}
         """Instances that are planned and not yet entered: an interrupted restoration continues in the next round."""

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from dualmap.runtime.clock import Clock
 from dualmap.scheduling.scaling.role_plan import RoleState, RoleTargets, plan_roles
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.pool_reader import PoolReader
+from dualmap.workers.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
@@ -20,37 +17,27 @@ class RoleMover:
     name = "role mover"
     interval_s = 1.0
 
-    def __init__(
-        self,
-        pool: PoolStore,
-        fence: int,
-        reader: PoolReader,
-        *,
-        scheduling: SchedulingSettings,
-        clock: Clock,
-        metrics: WorkerMetrics,
-    ) -> None:
-        self._pool = pool
-        self._fence = fence
-        self._reader = reader
+    def __init__(self, context: LeaderContext, scheduling: SchedulingSettings) -> None:
+        self._context = context
         self._scheduling = scheduling
-        self._clock = clock
-        self._metrics = metrics
-        self._state = RoleState(changed_ms=round(clock.monotonic_s() * 1000))
+        self._state = RoleState(changed_ms=self._now_ms())
+
+    def _now_ms(self) -> int:
+        return round(self._context.clock.monotonic_s() * 1000)
 
     async def tick(self) -> None:
         """Plan, and change one role if that is due. Raises StoreUnavailableError, LeaseLostError."""
-        loads, members = await self._reader.loads(), await self._reader.membership()
+        context, reader = self._context, self._context.reader
+        loads, members = await reader.loads(), await reader.membership()
         targets = RoleTargets.of(self._scheduling, members.learned)
-        now_ms = round(self._clock.monotonic_s() * 1000)
-        self._state, change = plan_roles(self._state, members.instances, loads, targets, now_ms)
+        self._state, change = plan_roles(self._state, members.instances, loads, targets, self._now_ms())
         if change is None:
             return
-        if await self._pool.members.update_instance(change.instance_id, {"role": change.role}, fence=self._fence):
-            self._metrics.role_changes.labels(self._pool.name, change.role.value).inc()
+        if await context.pool.members.update_instance(change.instance_id, {"role": change.role}, fence=context.fence):
+            context.metrics.role_changes.labels(context.pool.name, change.role.value).inc()
             log.warning(
                 "role changed pool=%s instance=%s role=%s: %s",
-                self._pool.name,
+                context.pool.name,
                 change.instance_id,
                 change.role,
                 change.reason,

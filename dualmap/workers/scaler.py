@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from dualmap.runtime.clock import Clock
-from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.scaling.role_plan import RoleTargets
 from dualmap.scheduling.scaling.scale_job import FleetNow, ScaleKeeper
 from dualmap.scheduling.scaling.scale_record import DecisionStatus, ScaleRecord
@@ -14,11 +12,9 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.leases import ENDED_FIELD, LIVE_FIELD, WAITING_FIELD
-from dualmap.statestore.led import LedPool, LedScaling
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.led import LedScaling
 from dualmap.workers.actuators import Actuator, ActuatorCalls
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.pool_reader import PoolReader
+from dualmap.workers.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
@@ -31,34 +27,28 @@ class Scaler:
 
     def __init__(
         self,
-        pool: PoolStore,
-        fence: int,
-        settings: PoolSettings,
+        context: LeaderContext,
         scheduling: SchedulingSettings,
-        reader: PoolReader,
         actuator: Actuator | None,
         *,
-        worker_id: str,
         arrived: Callable[[], int],
-        time_scale: float,
-        clock: Clock,
-        metrics: WorkerMetrics,
         decodes: bool = False,
     ) -> None:
-        """``scheduling`` is in seconds of the clock, ``settings.autoscale`` in those of the engines. The end of the
+        """``scheduling`` is in seconds of the clock, the pool's ``autoscale`` in those of the engines. The end of the
         scaler is that of the actuator. With ``decodes`` it scales the decode instances."""
+        settings, time_scale = context.settings, context.worker.time_scale
         autoscale = settings.autoscale_of(decodes=decodes)
         assert autoscale is not None
         self.name = "decode scaler" if decodes else "scaler"
-        self._pool = pool
+        self._pool = context.pool
         self._scheduling = scheduling
-        self._reader = reader
-        self._metrics = metrics
-        self._calls = ActuatorCalls(actuator, pool.name, clock)
-        self._scaling = LedScaling(LedPool(pool, fence), now=self._now, actuate=self._calls.actuate)
+        self._reader = context.reader
+        self._metrics = context.metrics
+        self._calls = ActuatorCalls(actuator, context.pool.name, context.clock)
+        self._scaling = LedScaling(context.led, now=self._now, actuate=self._calls.actuate)
         self._keeper = ScaleKeeper(
             autoscale,
-            worker_id,
+            context.worker_id,
             scheduling.slo_ttft_s * time_scale,
             scheduling.block_tokens,
             tuple(

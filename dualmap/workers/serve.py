@@ -27,6 +27,7 @@ from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.url import without_password
+from dualmap.workers.context import PoolContext
 from dualmap.workers.loop import BACKOFF_FIRST_S, BACKOFF_MAX_S
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_worker import PoolWorker
@@ -107,15 +108,17 @@ def _pool_workers(
 ) -> list[PoolWorker]:
     return [
         PoolWorker(
-            store.pool(pool.name),
+            PoolContext(
+                pool=store.pool(pool.name),
+                settings=pool,
+                worker=worker,
+                worker_id=owner,
+                clock=clock,
+                metrics=metrics,
+                jitter=random.Random(f"{owner}/{pool.name}"),
+            ),
             store,
-            pool,
-            worker,
             trust=trust,
-            worker_id=owner,
-            clock=clock,
-            metrics=metrics,
-            jitter=random.Random(f"{owner}/{pool.name}"),
         )
         for pool in pools
     ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,10 +15,11 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.loop import LoopContext
+from dualmap.workers.context import LeaderContext, PoolContext
 from dualmap.workers.metrics import WorkerMetrics
 from tests.support.manual_clock import ManualClock
 from tests.support.placements import placement
+from tests.workers.contexts import context_of
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
 from tests.workers.scripted_server import ScriptedServer
@@ -53,8 +53,14 @@ def pool(store: MemoryStore) -> PoolStore:
 
 
 @pytest.fixture
-def context(clock: ManualClock, metrics: WorkerMetrics) -> Iterator[LoopContext]:
-    yield LoopContext("default", clock, metrics, random.Random(7), tick_timeout_s=5.0, backoff_max_s=2.0)
+def context(pool: PoolStore, clock: ManualClock, metrics: WorkerMetrics) -> PoolContext:
+    return context_of(pool, clock=clock, metrics=metrics)
+
+
+@pytest.fixture
+def leading(context: PoolContext, fence: int) -> LeaderContext:
+    """The context of a leader that reads the pool itself, always fresh."""
+    return context.leading(fence, context.pool)
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.allotment_ledger import AllotmentLedger
 from dualmap.workers import allotter
 from dualmap.workers.allotter import Allotter
-from dualmap.workers.metrics import WorkerMetrics
 from tests.support.placements import placement
+from tests.workers.contexts import context_of
 
 NAMES = ("a", "b")
 DAY = Limit(Measure.REQUESTS, Period.DAY, 80)
@@ -64,7 +64,7 @@ class Shards:
         return pool
 
     def allotter(self, name: str) -> Allotter:
-        return Allotter(self.stores[name].pool(name), self, metrics=WorkerMetrics())
+        return Allotter(context_of(self.stores[name].pool(name)), self)
 
     async def parts(self, limit: Limit = DAY) -> dict[str, int]:
         """The part that each pool admits by."""

@@ -7,17 +7,19 @@ import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
 from dualmap.workers.health_rules import HealthRecord
-from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.probe import Health, Prober
 from dualmap.workers.settings import WorkerSettings
 from tests.statestore.samples import finish, first_token
@@ -36,14 +38,15 @@ class Steady(random.Random):
 
 
 @pytest.fixture
-async def checker(
-    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics
-) -> AsyncIterator[HealthChecker]:
+def checking(leading: LeaderContext) -> LeaderContext:
+    return replace(leading, settings=PoolSettings(model="qwen"), worker=SETTINGS, jitter=Steady())
+
+
+@pytest.fixture
+async def checker(checking: LeaderContext) -> AsyncIterator[HealthChecker]:
     async with (
         Prober(timeout_s=30, canary_timeout_s=30) as prober,
-        HealthChecker(
-            pool, fence, pool, "qwen", SETTINGS, prober=prober, clock=clock, metrics=metrics, jitter=Steady()
-        ) as health,
+        HealthChecker(checking, prober) as health,
     ):
         yield health
 
@@ -724,20 +727,13 @@ class GatedProber:
 
 
 async def test_no_more_checks_are_open_at_once_than_allowed(
-    pool: PoolStore,
-    fence: int,
-    clock: ManualClock,
-    metrics: WorkerMetrics,
-    add_instance: AddInstance,
-    eventually: Callable[..., Awaitable[Any]],
+    checking: LeaderContext, add_instance: AddInstance, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
     prober = GatedProber()
     for number in range(70):
         await add_instance(f"i{number}", url="http://x")
 
-    async with HealthChecker(
-        pool, fence, pool, "qwen", SETTINGS, prober=prober, clock=clock, metrics=metrics, jitter=Steady()
-    ) as checker:
+    async with HealthChecker(checking, prober) as checker:
         await checker.tick()
         await eventually(lambda: prober.open == CONCURRENCY)
         await checker.tick()  # which must not ask again those that wait for their turn

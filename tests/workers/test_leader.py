@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,7 +15,9 @@ from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.leader import Election, Term, TermAction, plan_tick
 from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.settings import WorkerSettings
 from tests.support.manual_clock import ManualClock
+from tests.workers.contexts import context_of
 from tests.workers.doing import AddInstance
 from tests.workers.flaky_pool import FlakyPool
 
@@ -53,15 +54,9 @@ async def campaign(clock: ManualClock, metrics: WorkerMetrics) -> AsyncIterator[
 
     def start(pool: Any, owner: str, lead: Any = None) -> Any:
         office = Office()
-        election = Election(
-            pool,
-            owner,
-            lease_ms=int(LEASE_S * 1000),
-            stop_timeout_s=0.05,
-            clock=clock,
-            metrics=metrics,
-            jitter=random.Random(owner),
-        )
+        worker = WorkerSettings(lease_ms=int(LEASE_S * 1000))
+        context = context_of(pool, worker=worker, worker_id=owner, clock=clock, metrics=metrics)
+        election = Election(context, stop_timeout_s=0.05)
         task = asyncio.create_task(election.run(lead or office.lead))
         tasks.append(task)
         return election, office, task

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from typing import Any
 
 import httpx
@@ -18,6 +17,7 @@ from dualmap.workers.pool_worker import PoolWorker
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
 from dualmap.workers.status import WorkerStatus
+from tests.workers.contexts import context_of
 
 
 async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
@@ -58,10 +58,7 @@ async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_wi
     clock: Any, flaky: Any, metrics: Any, store: Any
 ) -> None:
     settings = WorkerSettings(lease_ms=3000)
-    worker = PoolWorker(
-        flaky, store, PoolSettings(), settings,
-        worker_id="w1", clock=clock, metrics=metrics, jitter=random.Random(1),
-    )  # fmt: skip
+    worker = PoolWorker(context_of(flaky, worker=settings, clock=clock, metrics=metrics), store)
     running = asyncio.create_task(worker.run())
     app = create_app("w1", WorkerStatus([worker]), metrics)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://worker") as client:

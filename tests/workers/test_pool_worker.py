@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
@@ -17,11 +15,11 @@ from dualmap.scheduling.steps import at_once
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.loop import LoopContext
 from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.pool_worker import PoolWorker, run_together
+from dualmap.workers.pool_worker import PoolWorker, SettingsChangedError, SettingsWatch, run_together
 from dualmap.workers.settings import WorkerSettings
 from tests.support.placements import placement
+from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
@@ -43,16 +41,8 @@ class Runner:
 
     def start(self, worker_id: str) -> tuple[PoolWorker, WorkerMetrics, asyncio.Task[None]]:
         metrics = WorkerMetrics()
-        worker = PoolWorker(
-            self.pool,
-            self.store,
-            self._settings,
-            QUICK,
-            worker_id=worker_id,
-            clock=RealClock(),
-            metrics=metrics,
-            jitter=random.Random(worker_id),
-        )
+        context = context_of(self.pool, settings=self._settings, worker=QUICK, worker_id=worker_id, metrics=metrics)
+        worker = PoolWorker(context, self.store)
         task = asyncio.create_task(worker.run())
         self._tasks.append(task)
         return worker, metrics, task
@@ -159,7 +149,7 @@ async def test_a_dead_instances_held_requests_move_by_themselves(
     assert states(fleet.pool)["a"] is InstanceState.DOWN
 
 
-async def test_when_one_job_loses_the_lease_all_jobs_end(metrics: WorkerMetrics) -> None:
+async def test_when_one_job_loses_the_lease_all_jobs_end(pool: PoolStore) -> None:
     running = 0
 
     class Endless:
@@ -182,9 +172,16 @@ async def test_when_one_job_loses_the_lease_all_jobs_end(metrics: WorkerMetrics)
             await asyncio.sleep(0.01)
             raise LeaseLostError("newer leader")
 
-    context = LoopContext("default", RealClock(), metrics, random.Random(1), tick_timeout_s=60.0, backoff_max_s=1.0)
-
     with pytest.raises(LeaseLostError):
-        await run_together([Endless(), Endless(), Deposed()], context)
+        await run_together([Endless(), Endless(), Deposed()], context_of(pool))
 
     assert running == 0
+
+
+async def test_the_jobs_end_when_the_settings_are_others_than_they_were_started_with() -> None:
+    pool = MemoryStore(SchedulingSettings()).pool("default")
+    await SettingsWatch(pool, {}).tick()
+    await pool.settings.change({"policy": "dualmap"}, by="ops")
+    with pytest.raises(SettingsChangedError):
+        await SettingsWatch(pool, {}).tick()
+    await SettingsWatch(pool, {"policy": "dualmap"}).tick()

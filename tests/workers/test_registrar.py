@@ -17,7 +17,7 @@ from dualmap.statestore.answers import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import PoolContext
 from dualmap.workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
 from tests.support.manual_clock import ManualClock
 from tests.workers.flaky_pool import FlakyPool
@@ -31,9 +31,9 @@ RegistrarOf = Callable[..., Registrar]
 
 
 @pytest.fixture
-def registrar_of(metrics: WorkerMetrics) -> RegistrarOf:
+def registrar_of(context: PoolContext) -> RegistrarOf:
     def make(pool: Any, settings: PoolSettings = CONFIGURED) -> Registrar:
-        return Registrar(pool, settings, metrics=metrics)
+        return Registrar(replace(context, pool=pool, settings=settings))
 
     return make
 

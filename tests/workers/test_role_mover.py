@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.role_mover import RoleMover
 from tests.statestore.samples import placement
 from tests.support.manual_clock import ManualClock
@@ -32,9 +33,9 @@ async def roles(pool: Any) -> list[str]:
 
 
 async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
-    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, starving: None, value: Callable[..., float]
+    pool: PoolStore, clock: ManualClock, starving: None, value: Callable[..., float], leading: LeaderContext
 ) -> None:
-    mover = RoleMover(pool, fence, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
+    mover = RoleMover(leading, SchedulingSettings())
     for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):
         await mover.tick()
         clock.jump(1.0)
@@ -44,9 +45,9 @@ async def test_the_leader_gives_a_starving_side_an_instance_of_the_other(
 
 
 async def test_a_deposed_leader_changes_no_role(
-    pool: PoolStore, fence: int, clock: ManualClock, metrics: WorkerMetrics, starving: None
+    pool: PoolStore, clock: ManualClock, starving: None, leading: LeaderContext
 ) -> None:
-    mover = RoleMover(pool, fence - 1, pool, scheduling=SchedulingSettings(), clock=clock, metrics=metrics)
+    mover = RoleMover(replace(leading, fence=leading.fence - 1), SchedulingSettings())
 
     with pytest.raises(LeaseLostError):
         for _ in range((PAUSE_MS + HOLDS_MS) // 1000 + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.actuators import actuator_of
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.scaler import Scaler
 from tests.support.manual_clock import ManualClock
@@ -31,14 +33,13 @@ def pool_settings(least: int, most: int, actuator: str = "standby") -> PoolSetti
 
 
 @pytest.fixture
-def scaler(pool: Any, fence: int, clock: ManualClock, metrics: WorkerMetrics) -> MakeScaler:
+def scaler(pool: Any, leading: LeaderContext) -> MakeScaler:
     """Make the scaler of a leader, or of one whose term is over: ``scaler(pool_settings(2, 4), former=True)``."""
 
     def make(settings: PoolSettings, *, decodes: bool = False, former: bool = False) -> Scaler:
-        return Scaler(
-            pool, fence - former, settings, SchedulingSettings(), pool, actuator_of(settings, pool, decodes=decodes),
-            worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=clock, metrics=metrics, decodes=decodes,
-        )  # fmt: skip
+        context = replace(leading, settings=settings, fence=leading.fence - former)
+        actuator = actuator_of(settings, pool, decodes=decodes)
+        return Scaler(context, SchedulingSettings(), actuator, arrived=lambda: 0, decodes=decodes)
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -81,9 +82,8 @@ class ScaledPool(DiscoveredPool):
                     transport=ClusterTransport(self.cluster),
                 )
                 scaler = Scaler(
-                    self.pool, self.fence, self._pool_settings, SchedulingSettings(), self.pool,
-                    Workload(api, str(autoscale.workload), self.pool), decodes=decodes,
-                    worker_id="w1", arrived=lambda: 0, time_scale=1.0, clock=self.clock, metrics=self.metrics,
+                    replace(self.leading, settings=self._pool_settings), SchedulingSettings(),
+                    Workload(api, str(autoscale.workload), self.pool), arrived=lambda: 0, decodes=decodes,
                 )  # fmt: skip
                 scaler._keeper.planner = plan
                 self.scalers.append(scaler)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-from dualmap.runtime.clock import Clock
 from dualmap.runtime.discovery_settings import KubernetesSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import DiscoveryStatus
-from dualmap.statestore.pool import PoolStore
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.plan import Act, Action, Plan, described_after, plan_round
 from dualmap.workers.discovery.sources import Sighting, Source, source_of
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.pool_reader import PoolReader
 
 log = logging.getLogger(__name__)
 
@@ -40,28 +36,23 @@ class Discovery:
 
     def __init__(
         self,
-        pool: PoolStore,
-        fence: int,
-        reader: PoolReader,
+        context: LeaderContext,
         source: Source,
         api: KubernetesApi,
         *,
-        worker_id: str,
-        clock: Clock,
-        metrics: WorkerMetrics,
         members_age_s: float = 0.0,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Members are read again when they are so old; 0: in every round. What the reader returns is no older.
         ``on_change`` is called when a round has changed members."""
-        self._pool = pool
-        self._fence = fence
-        self._reader = reader
+        self._pool = context.pool
+        self._fence = context.fence
+        self._reader = context.reader
         self._source = source
         self._api = api
-        self._worker_id = worker_id
-        self._metrics = metrics
-        self._clock = clock
+        self._worker_id = context.worker_id
+        self._metrics = context.metrics
+        self._clock = context.clock
         self._members_age_s = members_age_s
         self._on_change = on_change
         self._read: Mapping[str, InstanceSpec] = {}
@@ -182,33 +173,15 @@ class Discovery:
 
 
 def discovery_of(
-    pool: PoolStore,
-    fence: int,
-    reader: PoolReader,
-    settings: PoolSettings,
+    context: LeaderContext,
     kubernetes: KubernetesSettings,
     *,
-    worker_id: str,
-    clock: Clock,
-    metrics: WorkerMetrics,
-    jitter: random.Random,
     members_age_s: float = 0.0,
     on_change: Callable[[], None] = lambda: None,
 ) -> Discovery:
     """The discovery of a pool in a cluster."""
-    api = KubernetesApi(kubernetes)
+    api, settings = KubernetesApi(kubernetes), context.settings
     is_named = settings.model != PoolSettings.model_fields["model"].default
     models = frozenset((settings.model, *settings.aliases, *settings.loras)) if is_named else None
-    source = source_of(kubernetes, models, api, clock=clock, jitter=jitter)
-    return Discovery(
-        pool,
-        fence,
-        reader,
-        source,
-        api,
-        worker_id=worker_id,
-        clock=clock,
-        metrics=metrics,
-        members_age_s=members_age_s,
-        on_change=on_change,
-    )
+    source = source_of(kubernetes, models, api, clock=context.clock, jitter=context.jitter)
+    return Discovery(context, source, api, members_age_s=members_age_s, on_change=on_change)

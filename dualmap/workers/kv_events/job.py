@@ -9,16 +9,13 @@ from typing import Final
 
 import zmq.asyncio
 
-from dualmap.runtime.clock import Clock
-from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_views import KvViewStatus
-from dualmap.statestore.pool import PoolStore
+from dualmap.workers.context import PoolContext
 from dualmap.workers.kv_events.share import share_of
 from dualmap.workers.kv_events.source import EventSource, source_of
 from dualmap.workers.kv_events.subscriber import Subscriber
 from dualmap.workers.kv_events.view_writer import ViewWriter
-from dualmap.workers.metrics import WorkerMetrics
 
 LEASE_MS: Final = 2000
 """A dead worker's instances are taken over after this."""
@@ -30,25 +27,23 @@ class KvEventsJob:
     name = "kv_events"
     interval_s = 0.5
 
-    def __init__(
-        self, pool: PoolStore, settings: PoolSettings, worker_id: str, *, clock: Clock, metrics: WorkerMetrics
-    ) -> None:
-        self._pool = pool
-        self._settings = settings
-        self._worker_id = worker_id
-        self._clock = clock
-        self._metrics = metrics
-        self._context: zmq.asyncio.Context | None = None
+    def __init__(self, context: PoolContext) -> None:
+        self._pool = context.pool
+        self._settings = context.settings
+        self._worker_id = context.worker_id
+        self._clock = context.clock
+        self._metrics = context.metrics
+        self._zmq: zmq.asyncio.Context | None = None
         self._running: dict[EventSource, tuple[asyncio.Task[None], ViewWriter]] = {}
 
     async def __aenter__(self) -> KvEventsJob:
-        self._context = zmq.asyncio.Context()
+        self._zmq = zmq.asyncio.Context()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop(tuple(self._running))
-        if self._context is not None:
-            self._context.destroy(linger=0)
+        if self._zmq is not None:
+            self._zmq.destroy(linger=0)
         try:
             await self._pool.kv_events.renew_subscriber(self._worker_id, 0)
         except StoreError:
@@ -72,14 +67,14 @@ class KvEventsJob:
         return {name: source for name, source in found.items() if source is not None}
 
     def _start(self, source: EventSource) -> None:
-        assert self._context is not None, "used outside of its context"
+        assert self._zmq is not None, "used outside of its context"
         writer = ViewWriter(self._pool, source, clock=self._clock, metrics=self._metrics, wall_s=time.time)
         subscriber = Subscriber(
             self._pool.name,
             source,
             self._worker_id,
             writer,
-            context=self._context,
+            context=self._zmq,
             clock=self._clock,
             metrics=self._metrics,
         )

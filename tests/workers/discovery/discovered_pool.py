@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from dualmap.runtime.discovery_settings import KubernetesSettings
@@ -11,14 +12,16 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.memory import MemoryStore
+from dualmap.workers.context import LeaderContext
 from dualmap.workers.discovery.job import Discovery
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.sources import source_of
-from dualmap.workers.drainer import Drainer
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.pool_reader import CachedPoolReader
+from dualmap.workers.upkeep_jobs import Drainer
 from tests.support.kubernetes_cluster import Cluster, ClusterTransport
 from tests.support.manual_clock import ManualClock, settle
+from tests.workers.contexts import context_of
 
 
 class DiscoveredPool:
@@ -52,19 +55,16 @@ class DiscoveredPool:
         self.lease = await self.pool.leader_lease.acquire("worker", 10**9)
         api = KubernetesApi(self._settings, transport=ClusterTransport(self.cluster))
         source = source_of(self._settings, self._models, api, clock=self.clock, jitter=random.Random(3))
-        self._discovery = Discovery(
-            self.pool,
-            self.fence,
-            CachedPoolReader(self.pool, self.clock, self._members_age_s),
-            source,
-            api,
-            worker_id="worker",
-            clock=self.clock,
-            metrics=self.metrics,
-            members_age_s=self._members_age_s,
-        )
+        context = replace(self.leading, reader=CachedPoolReader(self.pool, self.clock, self._members_age_s))
+        self._discovery = Discovery(context, source, api, members_age_s=self._members_age_s)
         await self._discovery.__aenter__()
         await settle(200)
+
+    @property
+    def leading(self) -> LeaderContext:
+        """The context of the term's jobs, which read the pool itself."""
+        context = context_of(self.pool, worker_id="worker", clock=self.clock, metrics=self.metrics)
+        return context.leading(self.fence, self.pool)
 
     @property
     def fence(self) -> int:
@@ -85,7 +85,7 @@ class DiscoveredPool:
         await settle(100)
         await self._discovery.tick()
         if drains:
-            await Drainer(self.pool, self.fence, self.pool, metrics=self.metrics).tick()
+            await Drainer(self.leading).tick()
 
     async def rounds(self, number: int = 4, *, after_s: float = 0.25) -> None:
         for _ in range(number):

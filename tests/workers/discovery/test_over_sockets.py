@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -15,11 +14,11 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.ops import serve_ops
 from dualmap.workers.pool_worker import PoolWorker
 from dualmap.workers.settings import WorkerSettings
 from tests.support.kubernetes_cluster import PODS, Cluster, asgi
+from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
 QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
@@ -51,16 +50,7 @@ async def test_pods_come_and_go_through_a_change_of_leader(
     settings = PoolSettings(discovery=DiscoverySettings(kubernetes=kubernetes))
 
     def start(name: str) -> asyncio.Task[None]:
-        worker = PoolWorker(
-            pool,
-            store,
-            settings,
-            QUICK,
-            worker_id=name,
-            clock=RealClock(),
-            metrics=WorkerMetrics(),
-            jitter=random.Random(name),
-        )
+        worker = PoolWorker(context_of(pool, settings=settings, worker=QUICK, worker_id=name), store)
         return asyncio.create_task(worker.run())
 
     async def states() -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import InstanceSettings, KvEventSettings, PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -12,7 +11,7 @@ from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.job import KvEventsJob
 from dualmap.workers.kv_events.source import EventSource, source_of
-from dualmap.workers.metrics import WorkerMetrics
+from tests.workers.contexts import context_of
 from tests.workers.kv_events.engine import record_of, until
 
 EVENTS = KvEventSettings(endpoint="tcp://{host}:{port+1}", replay_endpoint="tcp://{host}:{port+2}", topic="kv")
@@ -27,7 +26,7 @@ async def pool() -> PoolStore:
 
 
 def job(pool: PoolStore, worker_id: str) -> KvEventsJob:
-    return KvEventsJob(pool, SETTINGS, worker_id, clock=RealClock(), metrics=WorkerMetrics())
+    return KvEventsJob(context_of(pool, settings=SETTINGS, worker_id=worker_id))
 
 
 async def owner(pool: PoolStore) -> str:

@@ -1,7 +1,7 @@
-"""Hotness keeper: reads the arrival log, keeps the sliding window, publishes the tree of hot prefixes.
+"""The leader's jobs that learn for all replicas and publish: the tree of hot prefixes, and the model of the instances.
 
-One keeper lives for one term of leadership. It starts from the published tree and reads the log from its beginning, so
-a new leader has the knowledge of the former one within one round.
+Each lives for one term of leadership. It starts from what is published and reads its log from the beginning, so a new
+leader has the knowledge of the former one within one round.
 """
 
 from __future__ import annotations
@@ -9,22 +9,40 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from dualmap.runtime.clock import Clock
-from dualmap.scheduling.queues.leader_jobs import HotnessKeeper
+from dualmap.scheduling.estimates.learning import FleetLearner
+from dualmap.scheduling.queues.leader_jobs import HotnessKeeper, LearningKeeper
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.view import takers
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.led import LedPool
-from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
 _COUNTS_EVERY_S = 5.0
 """Counts of an unchanged tree are only for people, and published no more often."""
+
+
+class Learner:
+    """Learns prefill rates, TTFT weights and bytes per token from first tokens and ends of requests."""
+
+    name = "learner"
+    interval_s = 1.0
+
+    def __init__(self, context: LeaderContext) -> None:
+        self._context = context
+        self._keeper: LearningKeeper | None = None
+
+    async def tick(self) -> None:
+        """Learn what was logged since the last round. Raises StoreUnavailableError, LeaseLostError."""
+        context = self._context
+        if self._keeper is None:
+            self._keeper = LearningKeeper(FleetLearner((await context.pool.membership()).learned))
+        loads, instances = await context.reader.loads(), (await context.reader.membership()).instances
+        samples = await drive(self._keeper.tick(loads, instances, await context.pool.now_ms()), context.led)
+        context.metrics.samples.labels(context.pool.name).inc(samples)
 
 
 def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
@@ -33,28 +51,18 @@ def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
 
 
 class HotnessJob:
-    """Owns the hotness keeper of one pool for one term."""
+    """Reads the arrival log, keeps the sliding window, and publishes the tree of hot prefixes."""
 
     name = "hotness"
     interval_s = 1.0
 
-    def __init__(
-        self,
-        pool: PoolStore,
-        fence: int,
-        settings: SchedulingSettings,
-        *,
-        clock: Clock,
-        metrics: WorkerMetrics,
-    ) -> None:
-        self._pool = pool
-        self._fence = fence
-        self._clock = clock
-        self._metrics = metrics
-        self._keeper = HotnessKeeper(HotnessWindow.of(settings), HotnessRule())
+    def __init__(self, context: LeaderContext, scheduling: SchedulingSettings) -> None:
+        self._context = context
+        self._clock = context.clock
+        self._keeper = HotnessKeeper(HotnessWindow.of(scheduling), HotnessRule())
         self._published: Mapping[int, int] = {}
         """Counts as this keeper published them last."""
-        self._published_s = clock.monotonic_s() - _COUNTS_EVERY_S
+        self._published_s = self._clock.monotonic_s() - _COUNTS_EVERY_S
 
     @property
     def arrived(self) -> int:
@@ -67,19 +75,19 @@ class HotnessJob:
         Time moves with the arrivals: without traffic nothing heats up and nothing cools down.
         Raises StoreUnavailableError, LeaseLostError.
         """
-        membership = await self._pool.membership()
+        membership = await self._context.pool.membership()
         ready = scheduled_ready(membership.instances)
-        tree = await drive(self._keeper.tick(membership.tree, ready), LedPool(self._pool, self._fence))
+        tree = await drive(self._keeper.tick(membership.tree, ready), self._context.led)
         if tree is not membership.tree:
             self._report(tree, await self._publish(tree))
         elif self._clock.monotonic_s() - self._published_s >= _COUNTS_EVERY_S:
             await self._renew_counts(tree)
-        self._metrics.hot_prefixes.labels(self._pool.name).set(len(tree.hot))
+        self._context.metrics.hot_prefixes.labels(self._context.pool.name).set(len(tree.hot))
 
     async def _publish(self, tree: HotnessTree) -> int:
         """The version of the tree, which grows only if the tree changed."""
         counts = self._keeper.counts(tree)
-        version = await self._pool.publications.publish_tree(tree, counts, fence=self._fence)
+        version = await self._context.pool.publications.publish_tree(tree, counts, fence=self._context.fence)
         self._published, self._published_s = counts, self._clock.monotonic_s()
         return version
 
@@ -88,10 +96,10 @@ class HotnessJob:
             await self._publish(tree)
 
     def _report(self, tree: HotnessTree, version: int) -> None:
-        self._metrics.trees_published.labels(self._pool.name).inc()
+        self._context.metrics.trees_published.labels(self._context.pool.name).inc()
         log.info(
             "hotness tree published pool=%s version=%d hot_prefixes=%d deepest=%d window_requests=%d",
-            self._pool.name,
+            self._context.pool.name,
             version,
             len(tree.hot),
             max(tree.hot.values(), default=0),

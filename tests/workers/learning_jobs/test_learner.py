@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -13,8 +14,8 @@ from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.learner import Learner
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.learning_jobs import Learner
 from tests.statestore.samples import finish, first_token
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
@@ -28,9 +29,9 @@ LearnerOf = Callable[[Any], Learner]
 
 
 @pytest.fixture
-def learner_of(fence: int, metrics: WorkerMetrics) -> LearnerOf:
+def learner_of(leading: LeaderContext) -> LearnerOf:
     def make(pool: Any) -> Learner:
-        return Learner(pool, fence, pool, metrics=metrics)
+        return Learner(replace(leading, pool=pool, reader=pool))
 
     return make
 

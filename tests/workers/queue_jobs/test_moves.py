@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,19 @@ import pytest
 
 from dualmap.scheduling.queues.leader_jobs import evacuate
 from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers import evacuator, idle_filler, rebalancer
-from dualmap.workers.evacuator import Evacuator
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.moves import count_moves
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import IDLE, REBALANCE, Evacuator, count_moves, reason_for
 from tests.statestore.samples import finish
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
 
-PAGE_OF_KEYS = Path(__file__).parents[2] / "docs" / "reference" / "redis-keys.md"
+PAGE_OF_KEYS = Path(__file__).parents[3] / "docs" / "reference" / "redis-keys.md"
 
 
 @pytest.fixture
@@ -39,11 +39,10 @@ async def queue_of_100(pool: PoolStore, add_instance: AddInstance, reserve: Rese
 
 async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
     pool: PoolStore,
-    fence: int,
-    metrics: WorkerMetrics,
     order: QueueOrder,
     queue_of_100: None,
     value: Callable[..., float],
+    leading: LeaderContext,
 ) -> None:
     class LeavesMeanwhile(LedPool):
         async def queue(self, instance_id: str) -> Any:
@@ -54,7 +53,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
     loads, instances = await pool.loads(), (await pool.membership()).instances
     steps = evacuate("a", order, loads, instances, reason="test", decode_stall_s=3.0)
 
-    moved = count_moves("default", await drive(steps, LeavesMeanwhile(pool, fence)), "test", metrics)
+    moved = count_moves(leading, await drive(steps, LeavesMeanwhile(pool, leading.fence)), "test")
 
     assert moved == 99
     assert value("dualmap_worker_migrations_total", reason="test", status="not_held") == 1
@@ -62,7 +61,7 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
 
 
 async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_for(
-    flaky: FlakyPool, pool: PoolStore, fence: int, metrics: WorkerMetrics, order: QueueOrder, queue_of_100: None
+    flaky: FlakyPool, pool: PoolStore, queue_of_100: None, leading: LeaderContext, scheduling: SchedulingSettings
 ) -> None:
     original, answered = pool.queues.migrate, 0
 
@@ -73,7 +72,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
         return await original(*arguments, **named)
 
     pool.queues.migrate = migrate
-    evacuating = Evacuator(flaky, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
+    evacuating = Evacuator(replace(leading, pool=flaky), scheduling)
 
     with pytest.raises(StoreUnavailableError):
         await evacuating.tick()
@@ -88,7 +87,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
 
 
 def test_the_page_of_keys_names_the_reasons_there_are() -> None:
-    reasons = {rebalancer.REASON, idle_filler.REASON, *map(evacuator.reason_for, InstanceState)}
+    reasons = {REBALANCE, IDLE, *map(reason_for, InstanceState)}
 
     section = PAGE_OF_KEYS.read_text(encoding="utf-8").partition("\n## `migrations`\n")[2].partition("\n## ")[0]
     text, example = section.split("```")[:2]

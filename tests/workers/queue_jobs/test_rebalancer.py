@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.rebalancer import Rebalancer, TickPlan, plan_tick
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import Rebalancer, RebalanceRound, plan_rebalance
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
@@ -20,9 +21,9 @@ RebalancerOf = Callable[..., Rebalancer]
 
 
 @pytest.fixture
-def rebalancer_of(fence: int, clock: ManualClock, metrics: WorkerMetrics, order: QueueOrder) -> RebalancerOf:
+def rebalancer_of(leading: LeaderContext, scheduling: SchedulingSettings) -> RebalancerOf:
     def make(pool: Any, **changes: Any) -> Rebalancer:
-        return Rebalancer(pool, fence, pool, order, decode_stall_s=3.0, clock=clock, metrics=metrics, **changes)
+        return Rebalancer(replace(leading, pool=pool, reader=pool), scheduling, **changes)
 
     return make
 
@@ -101,7 +102,6 @@ async def test_an_instance_that_stopped_finishing_prefills_loses_its_queue(
     add_instance: AddInstance,
     reserve: Reserve,
     clock: ManualClock,
-    fence: int,
 ) -> None:
     # given 3 s of work on a, which would be on time, and an engine that decodes and prefills nothing
     for instance_id in "ab":
@@ -137,9 +137,9 @@ async def test_a_deposed_rebalancer_moves_nothing(pool: PoolStore, rebalancer_of
 
 
 def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
-    assert plan_tick(10.0, next_sweep_s=10.0) == TickPlan(sweep=True, wait_s=0.0)
-    assert plan_tick(9.5, next_sweep_s=10.0) == TickPlan(sweep=False, wait_s=0.5)
-    assert plan_tick(9.5, next_sweep_s=99.0) == TickPlan(sweep=False, wait_s=1.0)
+    assert plan_rebalance(10.0, next_sweep_s=10.0) == RebalanceRound(sweep=True, wait_s=0.0)
+    assert plan_rebalance(9.5, next_sweep_s=10.0) == RebalanceRound(sweep=False, wait_s=0.5)
+    assert plan_rebalance(9.5, next_sweep_s=99.0) == RebalanceRound(sweep=False, wait_s=1.0)
 
 
 async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(

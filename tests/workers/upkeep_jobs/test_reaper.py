@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.reaper import Reaper
-from dualmap.workers.sweeper import Sweeper
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import Sweeper
+from dualmap.workers.upkeep_jobs import Reaper
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
@@ -21,9 +22,9 @@ ReaperOf = Callable[..., Reaper]
 
 
 @pytest.fixture
-def reaper_of(fence: int, clock: ManualClock, metrics: WorkerMetrics) -> ReaperOf:
+def reaper_of(leading: LeaderContext) -> ReaperOf:
     def make(pool: Any, grace_s: float = 0.0) -> Reaper:
-        return Reaper(pool, fence, grace_s=grace_s, clock=clock, metrics=metrics)
+        return Reaper(replace(leading, pool=pool), grace_s=grace_s)
 
     return make
 
@@ -35,9 +36,8 @@ async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
     add_instance: AddInstance,
     reserve: Reserve,
     value: Callable[..., float],
-    fence: int,
-    order: QueueOrder,
-    metrics: WorkerMetrics,
+    leading: LeaderContext,
+    scheduling: SchedulingSettings,
 ) -> None:
     # given two replicas with requests on one instance, held and dispatched, and one of them dies
     await add_instance("a", dispatch_window_tokens=1500)
@@ -52,7 +52,7 @@ async def test_a_dead_replicas_leftovers_vanish_and_its_neighbours_stay(
 
     load = (await pool.loads())["a"]
     assert (load.pending_tokens, load.queued_requests, load.running_requests) == (1000, 1, 0)
-    await Sweeper(pool, fence, pool, order, metrics=metrics).tick()
+    await Sweeper(leading, scheduling).tick()
     load = (await pool.loads())["a"]
     assert (load.pending_tokens, load.queued_requests, load.running_requests) == (1000, 0, 1)
     assert [info.replica_id for info in (await pool.snapshot()).replicas] == ["alive"]

@@ -10,27 +10,26 @@ import pytest
 
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.drainer import Drainer
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.upkeep_jobs import Drainer
 from tests.statestore.samples import finish
 from tests.workers.doing import AddInstance, Reserve
 
 
 async def test_a_draining_instance_is_done_when_its_last_request_is(
     pool: PoolStore,
-    fence: int,
-    metrics: WorkerMetrics,
     add_instance: AddInstance,
     reserve: Reserve,
     value: Callable[..., float],
     caplog: pytest.LogCaptureFixture,
+    leading: LeaderContext,
 ) -> None:
     caplog.set_level(logging.INFO)
     await add_instance("a")
     await add_instance("b")
     await reserve("r1", "a")
     await pool.members.set_instance_state("a", InstanceState.DRAINING)
-    drainer = Drainer(pool, fence, pool, metrics=metrics)
+    drainer = Drainer(leading)
 
     await drainer.tick()
     assert value("dualmap_worker_drained_total") == 0
@@ -45,7 +44,7 @@ async def test_a_draining_instance_is_done_when_its_last_request_is(
 
 
 async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(
-    pool: PoolStore, fence: int, metrics: WorkerMetrics, add_instance: AddInstance
+    pool: PoolStore, add_instance: AddInstance, leading: LeaderContext
 ) -> None:
     await add_instance("a", InstanceState.DRAINING)
     empty = await pool.loads()
@@ -55,6 +54,6 @@ async def test_an_instance_that_is_resumed_meanwhile_stays_in_service(
         return empty
 
     pool.loads = loads_of_a_moment_ago
-    await Drainer(pool, fence, pool, metrics=metrics).tick()
+    await Drainer(leading).tick()
 
     assert (await pool.membership()).instances["a"].state is InstanceState.READY

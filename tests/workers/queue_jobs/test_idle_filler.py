@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.idle_filler import IdleFiller
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import IdleFiller
 from tests.workers.doing import AddInstance, Reserve
 
 
@@ -24,8 +23,8 @@ def scheduling() -> SchedulingSettings:
 
 
 @pytest.fixture
-def filler(pool: PoolStore, fence: int, order: QueueOrder, metrics: WorkerMetrics) -> IdleFiller:
-    return IdleFiller(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
+def filler(leading: LeaderContext, scheduling: SchedulingSettings) -> IdleFiller:
+    return IdleFiller(leading, scheduling)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.hotness_keeper import HotnessJob, scheduled_ready
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.learning_jobs import HotnessJob, scheduled_ready
 from tests.statestore.samples import finish
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
@@ -25,10 +26,10 @@ KeeperOf = Callable[..., HotnessJob]
 
 
 @pytest.fixture
-def keeper_of(fence: int, clock: ManualClock, metrics: WorkerMetrics) -> KeeperOf:
+def keeper_of(leading: LeaderContext) -> KeeperOf:
     def make(pool: Any, **changes: Any) -> HotnessJob:
         settings = SchedulingSettings(hotness_window_s=60.0, **changes)
-        return HotnessJob(pool, fence, settings, clock=clock, metrics=metrics)
+        return HotnessJob(replace(leading, pool=pool), settings)
 
     return make
 

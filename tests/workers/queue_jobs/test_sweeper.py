@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.metrics import WorkerMetrics
-from dualmap.workers.sweeper import Sweeper
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import Sweeper
 from tests.statestore.samples import first_token
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
@@ -24,8 +23,8 @@ def scheduling() -> SchedulingSettings:
 
 
 @pytest.fixture
-def sweeper(pool: PoolStore, fence: int, order: QueueOrder, metrics: WorkerMetrics) -> Sweeper:
-    return Sweeper(pool, fence, pool, order, metrics=metrics)
+def sweeper(leading: LeaderContext, scheduling: SchedulingSettings) -> Sweeper:
+    return Sweeper(leading, scheduling)
 
 
 StateOf = Callable[[str], Awaitable[RequestState]]
@@ -127,9 +126,6 @@ async def test_a_race_with_a_replica_that_plans_as_well_grants_each_request_once
     add_instance: AddInstance,
     reserve: Reserve,
     state_of: StateOf,
-    fence: int,
-    order: QueueOrder,
-    metrics: WorkerMetrics,
 ) -> None:
     # given a replica that commits its plan between the leader's look and the leader's commit
     await add_instance("a", dispatch_window_tokens=1000, prefill_tokens_per_s=300.0)

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.evacuator import Evacuator
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.queue_jobs import Evacuator
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
 
 
 @pytest.fixture
-def evacuator(pool: PoolStore, fence: int, metrics: WorkerMetrics, order: QueueOrder) -> Evacuator:
-    return Evacuator(pool, fence, pool, order, decode_stall_s=3.0, metrics=metrics)
+def evacuator(leading: LeaderContext, scheduling: SchedulingSettings) -> Evacuator:
+    return Evacuator(leading, scheduling)
 
 
 async def test_held_requests_of_a_down_instance_move_and_keep_their_place_in_time(
@@ -142,7 +142,11 @@ async def test_what_waits_for_a_draining_instance_moves_and_what_runs_there_stay
 
 
 async def test_an_instance_that_is_back_in_service_keeps_its_queue(
-    pool: PoolStore, evacuator: Evacuator, add_instance: AddInstance, reserve: Reserve
+    pool: PoolStore,
+    leading: LeaderContext,
+    scheduling: SchedulingSettings,
+    add_instance: AddInstance,
+    reserve: Reserve,
 ) -> None:
     # given a look at loads that was over when the evacuator acted
     await add_instance("a", dispatch_window_tokens=1000)
@@ -159,7 +163,6 @@ async def test_an_instance_that_is_back_in_service_keeps_its_queue(
         async def loads(self) -> Any:
             return loads_then
 
-    evacuator._reader = Outdated()  # type: ignore[assignment]
-    await evacuator.tick()
+    await Evacuator(replace(leading, reader=Outdated()), scheduling).tick()
 
     assert (await pool.records(["held"]))["held"].instance_id == "a"

@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Change
-from dualmap.workers.mender import Mender
-from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.context import LeaderContext
+from dualmap.workers.upkeep_jobs import Mender
 from tests.workers.doing import AddInstance
 
 
 async def test_unreadable_state_is_mended_and_counted_once(
-    pool: PoolStore, fence: int, metrics: WorkerMetrics, add_instance: AddInstance, value: Callable[..., float]
+    pool: PoolStore, add_instance: AddInstance, value: Callable[..., float], leading: LeaderContext
 ) -> None:
     await add_instance("a")
     await pool._make(Change([("HSET", pool._keys.names, "adapter", b"\xff")]))
-    mender = Mender(pool, fence, metrics=metrics)
+    mender = Mender(leading)
 
     await mender.tick()
     await mender.tick()
