@@ -2,7 +2,8 @@
 
 A policy is a frozen dataclass that subclasses ``PairPolicy`` or ``FleetPolicy``, or that has the methods of ``Policy``.
 An entry point of the group ``dualmap.policies`` names its builder, which is called with the policy's name and the
-``SchedulingSettings``. ``examples/own_policy`` is one. Names that are not listed here may change with any version.
+``SchedulingSettings``, and with the entries of the setting ``policy_options`` as keyword arguments: parameters of its
+own, which it checks. ``examples/own_policy`` is one. Names that are not listed here may change with any version.
 """
 
 from dualmap.scheduling.errors import NoInstanceError

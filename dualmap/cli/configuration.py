@@ -23,6 +23,7 @@ from dualmap.cli.settings import Settings
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.complaints import in_words
 from dualmap.runtime.spelling import did_you_mean
+from dualmap.scheduling.removed_settings import removed
 from dualmap.statestore.url import without_password
 
 ENVIRONMENT_PREFIX = "DUALMAP_"
@@ -260,7 +261,7 @@ def _parse(annotation: object, text: str, origin: str) -> object:
     is_list = get_origin(annotation) in (tuple, list, frozenset, set)
     if is_list and not text.lstrip().startswith("["):
         return [item.strip() for item in text.split(",") if item.strip()]
-    if not (is_list or is_section or get_origin(annotation) in (dict, Mapping)):
+    if not (is_list or is_section or annotation is Any or get_origin(annotation) in (dict, Mapping)):
         return text
     try:
         return _read_yaml(text)
@@ -282,7 +283,7 @@ def _complaints(error: ValidationError, origins: Mapping[tuple[str, ...], str]) 
             continue  # a list whose items are wrong is not empty
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
-            problem = f"there is no such setting{_suggestion(path)}"
+            problem = removed(name) or f"there is no such setting{_suggestion(path)}"
         else:
             problem = _problem(name, detail)
         origin = _origin(path, origins) if path else None  # what concerns the whole tree names its settings itself

@@ -1,13 +1,15 @@
 """Policies of other packages: found by entry point, known by name before settings are read.
 
 A package offers one by an entry point of the group ``dualmap.policies`` whose object is called like a builder of
-``scheduling.placing.policies.registry``: with the name and the scheduling settings. ``examples/own_policy`` is one.
+``scheduling.placing.policies.registry``: with the name and the scheduling settings, and with the entries of the setting
+``policy_options`` by name. ``examples/own_policy`` is one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from dualmap.cli.configuration import ConfigurationError
 from dualmap.scheduling.placing.decision import Policy
@@ -23,8 +25,8 @@ class InstalledPolicy:
 
     point: EntryPoint
 
-    def __call__(self, name: str, settings: SchedulingSettings) -> Policy:
-        policy: Policy = self.point.load()(name, settings)
+    def __call__(self, name: str, settings: SchedulingSettings, **options: Any) -> Policy:
+        policy: Policy = self.point.load()(name, settings, **options)
         return policy
 
 

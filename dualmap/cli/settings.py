@@ -10,6 +10,7 @@ from dualmap.router.picker.settings import PickerSettings
 from dualmap.router.settings import RouterSettings, not_finite
 from dualmap.runtime.pool_settings import PoolSettings, UpstreamSettings
 from dualmap.runtime.tenant_settings import TenantSettings
+from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.statestore.settings import StoreSettings
@@ -71,6 +72,11 @@ class Settings(BaseModel):
         for tenant in self.tenants:
             if unknown := sorted(set(tenant.pools) - pools):
                 raise ValueError(f"tenant {tenant.name!r} may use pool {unknown[0]!r}, which there is not")
+        return self
+
+    @model_validator(mode="after")
+    def _policy_takes_its_options(self) -> Settings:
+        build_policy(self.scheduling)
         return self
 
     @model_validator(mode="after")

@@ -1,11 +1,13 @@
 """Variants: a policy and settings under a name of one's own, as written on a command line.
 
-``NAME=POLICY,setting=value,…``, for example ``ours=dualmap-least-cost,least_cost.deferred_weight=0.1``.
-A setting is one of the scheduling section (dots lead into its parts) or one of SCENARIO_OPTIONS.
+``NAME=POLICY,setting=value,…``, for example ``ours=dualmap-least-cost,policy_options.deferred_weight=0.1``.
+A setting is one of the scheduling section (dots lead into its parts, and to the policy's own parameters) or one of
+SCENARIO_OPTIONS.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -17,8 +19,17 @@ from dualmap.research.scalers import Scaler
 from dualmap.research.unshared.load_view import LoadView
 from dualmap.research.unshared.routers import UnsharedRouters
 from dualmap.research.workload import Workload
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.removed_settings import removed
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, autoscale_of
-from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, SchedulingSettings
+from dualmap.scheduling.settings import (
+    OPTIONS,
+    OWN_POLICIES,
+    POLICIES,
+    SchedulingSettings,
+    setting_names,
+    with_setting,
+)
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.virtual_time.autoscale import Autoscale
 from dualmap.simulation.virtual_time.roles import roles_of
@@ -160,27 +171,36 @@ def _variant(name: str, policy: object, settings: Mapping[str, object], base: Sc
     if policy not in POLICIES and policy not in OWN_POLICIES:
         raise VariantError(f"variant {name!r}: unknown policy {policy!r}; known are {', '.join(POLICIES)}")
     scheduling: dict[str, Any] = base.model_dump() | {"policy": policy}
+    if policy != base.policy:
+        scheduling[OPTIONS] = {}
     options: dict[str, object] = {}
     for key, value in settings.items():
         if key in SCENARIO_OPTIONS:
             options[key] = value
         else:
-            _set(scheduling, key, value, name)
+            _set(scheduling, key, _option(value) if key.startswith(f"{OPTIONS}.") else value, name)
     try:
-        return Variant(name, SchedulingSettings.model_validate(scheduling), ScenarioOptions.model_validate(options))
+        variant = Variant(name, SchedulingSettings.model_validate(scheduling), ScenarioOptions.model_validate(options))
+        build_policy(variant.scheduling)
     except ValidationError as error:
         raise VariantError(f"variant {name!r}: {first_reason(error)}") from error
+    except ValueError as error:
+        raise VariantError(f"variant {name!r}: {error}") from error
+    return variant
+
+
+def _option(value: object) -> object:
+    """A policy's own parameter. A text that reads as a number is one: nothing else says what it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _set(settings: dict[str, Any], key: str, value: object, variant: str) -> None:
-    *path, last = key.split(".")
-    section: Any = settings
-    for step in path:
-        section = section.get(step) if isinstance(section, Mapping) else None
-    if not isinstance(section, dict) or last not in section or isinstance(section[last], dict):
-        known = ", ".join((*SCENARIO_OPTIONS, *SETTINGS))
-        raise VariantError(f"variant {variant!r}: unknown setting {key!r}; known are {known}")
-    section[last] = value
+    if not with_setting(settings, key, value):
+        known = removed(f"scheduling.{key}") or f"known are {', '.join((*SCENARIO_OPTIONS, *SETTINGS))}"
+        raise VariantError(f"variant {variant!r}: unknown setting {key!r}; {known}")
 
 
 def first_reason(error: ValidationError) -> str:
@@ -189,14 +209,7 @@ def first_reason(error: ValidationError) -> str:
     return f"{place}: {first['msg']}" if place else str(first["msg"])
 
 
-def _setting_names(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
-    names: list[str] = []
-    for key, value in settings.items():
-        names += _setting_names(value, f"{prefix}{key}.") if isinstance(value, dict) else [prefix + key]
-    return names
-
-
-SETTINGS = tuple(_setting_names(SchedulingSettings().model_dump()))
+SETTINGS = tuple(setting_names(SchedulingSettings().model_dump()))
 """Every scheduling setting by its path."""
 
 
@@ -223,6 +236,6 @@ def _differences(settings: Mapping[str, Any], defaults: Mapping[str, Any], prefi
     for key, value in settings.items():
         if isinstance(value, dict):
             found |= _differences(value, defaults[key], f"{prefix}{key}.")
-        elif value != defaults[key]:
+        elif value != defaults.get(key):
             found[prefix + key] = value
     return found

@@ -413,5 +413,11 @@ def not_finite(section: BaseModel) -> Iterator[str]:
         elif isinstance(given, tuple):
             parts = ((index, part) for index, part in enumerate(given) if isinstance(part, BaseModel))
             yield from (f"{name}.{index}.{inner}" for index, part in parts for inner in not_finite(part))
-        elif isinstance(given, float) and not math.isfinite(given):
+        elif isinstance(given, dict):
+            yield from (f"{name}.{inner}" for inner, value in given.items() if not _is_finite(value))
+        elif not _is_finite(given):
             yield name
+
+
+def _is_finite(given: object) -> bool:
+    return not isinstance(given, float) or math.isfinite(given)

@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from dualmap.scheduling.removed_settings import removed
+
 PolicyName = Literal[
     "dualmap",
     "dualmap-least-cost",
@@ -43,62 +45,6 @@ Order = Literal["fifo", "deadline"]
 """Order of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
 """Names of policies of other packages, see ``scheduling.placing.policies.registry.add_policy``."""
-
-
-class LeastCostSettings(BaseModel):
-    """Parameters of policy ``dualmap-least-cost``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    recompute_weight: float = Field(
-        3.0, ge=1, description="weight of own prefill beside work ahead of it; that of a hot prefix weighs 1"
-    )
-    crowding_weight: float = Field(
-        1.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"
-    )
-    miss_penalty: float = Field(0.5, ge=0, description="cost of an expected miss, in TTFT SLOs")
-    deferred_weight: float = Field(0.05, ge=0, le=1, description="weight of deferred work")
-
-
-class PrebleSettings(BaseModel):
-    """Parameters of policy ``preble``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    decode_s_per_token: float = Field(
-        0.0, ge=0, description="load of one expected output token of a running request, in seconds of prefill"
-    )
-
-
-class DynamoSettings(BaseModel):
-    """Parameters of policy ``dynamo``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    prefill_scale: float = Field(32.0, ge=0, description="weight of prefill blocks, relative to decode blocks")
-
-
-class SglangSettings(BaseModel):
-    """Parameters of policy ``sglang``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cache_threshold: float = Field(0.3, ge=0, le=1, description="matched share of the prompt above which reuse wins")
-    balance_abs_threshold: int = Field(64, ge=0, description="difference of requests in flight that is unbalanced")
-    balance_rel_threshold: float = Field(1.5, ge=1, description="ratio of requests in flight that is unbalanced")
-
-
-class LlmDSettings(BaseModel):
-    """Parameters of policy ``llm-d``."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    prefix_weight: float = Field(3.0, ge=0, description="weight of the prefix match")
-    queue_weight: float = Field(2.0, ge=0, description="weight of the waiting queue")
-    kv_weight: float = Field(2.0, ge=0, description="weight of the KV memory in use")
-    headroom: Literal["most", "least"] = Field(
-        "most", description="llm-d-latency: which of the instances expected to be on time is taken"
-    )
 
 
 class SplitSettings(BaseModel):
@@ -162,6 +108,9 @@ class SchedulingSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: PolicyName = Field("dualmap-least-cost", description="scheduling policy, or that of an installed package")
+    policy_options: dict[str, Any] = Field(
+        {}, description="parameters of the policy by name, for policies that have some; the policy checks them"
+    )
     slo_ttft_s: float = Field(5.0, gt=0, le=MAX_SLO_S, description="target time to first token, seconds")
     slo_ttft_s_per_1k_tokens: float = Field(
         0.0, ge=0, description="added to slo_ttft_s for each 1,000 tokens of the prompt, seconds"
@@ -198,9 +147,6 @@ class SchedulingSettings(BaseModel):
         " it waits as long as its client does, up to max_hold_s)",
     )
     prefix_samples: int = Field(200_000, ge=1, description="prefixes whose last instance is remembered, per generation")
-    least_cost: LeastCostSettings = Field(
-        default_factory=LeastCostSettings, description="parameters of policy dualmap-least-cost"
-    )
     classes: tuple[PriorityClassSettings, ...] = Field(
         (), max_length=8, description="priority classes of requests, the highest first (none: all are equal)"
     )
@@ -208,17 +154,16 @@ class SchedulingSettings(BaseModel):
         False, description="engines schedule by priority (--scheduling-policy priority), and are told that of the class"
     )
     split: SplitSettings = Field(default_factory=SplitSettings, description="prefill and decode on different instances")
-    preble: PrebleSettings = Field(default_factory=PrebleSettings, description="parameters of policy preble")
-    dynamo: DynamoSettings = Field(default_factory=DynamoSettings, description="parameters of policy dynamo")
-    sglang: SglangSettings = Field(default_factory=SglangSettings, description="parameters of policy sglang")
-    llm_d: LlmDSettings = Field(
-        default_factory=LlmDSettings, description="parameters of policies llm-d and llm-d-latency"
-    )
 
     @field_validator("policy", mode="wrap")
     @classmethod
     def _own_policies_too(cls, name: Any, among_ours: ValidatorFunctionWrapHandler) -> Any:
         return name if isinstance(name, str) and name in OWN_POLICIES else among_ours(name)
+
+    @field_validator("policy_options")
+    @classmethod
+    def _options_are_in_order(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return dict(sorted(options.items()))  # the same ones have one fingerprint
 
     @field_serializer("policy")
     def _policy_as_it_is(self, name: str) -> str:
@@ -235,6 +180,9 @@ class SchedulingSettings(BaseModel):
         if sum(each.floor for each in self.classes) > 1:
             raise ValueError("the floors of all classes together are more than 1")
         return self
+
+    def __hash__(self) -> int:
+        return hash(tuple(value for name, value in self if name != OPTIONS))  # a mapping has none
 
     @property
     def fingerprint(self) -> str:
@@ -257,27 +205,55 @@ FIXED_AT_START = frozenset(
 the whole fleet alone."""
 
 
+OPTIONS = "policy_options"
+"""The setting whose entries are the policy's own: ``policy_options.NAME``."""
+
+
 def no_such_setting(name: str) -> str:
     """The complaint about a dotted name that is no setting."""
-    close = difflib.get_close_matches(name, _dotted_names(SchedulingSettings().model_dump()), n=1)
+    if answer := removed(f"scheduling.{name}"):
+        return f"scheduling.{name}: {answer}"
+    close = difflib.get_close_matches(name, setting_names(SchedulingSettings().model_dump()), n=1)
     return f"there is no setting scheduling.{name}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def is_setting(name: str) -> bool:
     """Whether this is the dotted name of a setting, without ``scheduling.``."""
-    return name in _dotted_names(SchedulingSettings().model_dump())
+    return name.startswith(f"{OPTIONS}.") or name in setting_names(SchedulingSettings().model_dump())
 
 
-def _dotted_names(fields: Mapping[str, Any], before: str = "") -> list[str]:
+def setting_names(fields: Mapping[str, Any], before: str = "") -> list[str]:
+    """The dotted names of these settings, those of their sections included."""
     return [
         name
         for field, value in fields.items()
-        for name in (_dotted_names(value, f"{before}{field}.") if isinstance(value, dict) else [f"{before}{field}"])
+        for name in (setting_names(value, f"{before}{field}.") if _is_section(field, value) else [f"{before}{field}"])
     ]
 
 
+def _is_section(field: str, value: Any) -> bool:
+    return isinstance(value, dict) and field != OPTIONS
+
+
+def with_setting(fields: dict[str, Any], name: str, given: Any) -> bool:
+    """Put a value in its place among dumped settings, by dotted name; False where no setting has the name."""
+    *sections, last = name.split(".")
+    if sections == [OPTIONS]:
+        fields[OPTIONS] = {**fields[OPTIONS], last: given} if isinstance(fields[OPTIONS], Mapping) else {last: given}
+        return True
+    section: Any = fields
+    for part in sections:
+        section = section.get(part) if isinstance(section, dict) else None
+    if not isinstance(section, dict) or last not in section or _is_section(last, section[last]):
+        return False
+    section[last] = given
+    return True
+
+
 def with_overrides(settings: SchedulingSettings, overrides: Mapping[str, Any]) -> SchedulingSettings:
-    """The settings with some of them changed in the running fleet, by dotted name (``least_cost.recompute_weight``).
+    """The settings with some of them changed in the running fleet, by dotted name (``split.mode``).
+
+    The configured options belong to the configured policy: another policy begins without options.
 
     Raises:
         ValueError: a name is unknown or fixed at the start, or a value is wrong; the message names it.
@@ -285,16 +261,13 @@ def with_overrides(settings: SchedulingSettings, overrides: Mapping[str, Any]) -
     if not overrides:
         return settings
     fields = settings.model_dump()
-    for name, given in overrides.items():
-        *sections, last = name.split(".")
-        section: Any = fields
-        for part in sections:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or last not in section or isinstance(section[last], dict):
-            raise ValueError(no_such_setting(name))
+    if overrides.get("policy", settings.policy) != settings.policy:
+        fields[OPTIONS] = {}
+    for name, given in sorted(overrides.items()):  # the options as a whole before single ones
         if name in FIXED_AT_START:
             raise ValueError(f"scheduling.{name} cannot change while the fleet runs: restart it with another value")
-        section[last] = given
+        if not with_setting(fields, name, given):
+            raise ValueError(no_such_setting(name))
     try:
         return SchedulingSettings.model_validate(fields)
     except ValidationError as error:

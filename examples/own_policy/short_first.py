@@ -14,13 +14,13 @@ from dualmap.policies import (
     Weights,
 )
 
-SHORT_TOKENS = 2000
-
 
 @dataclass(frozen=True)
 class ShortFirst(PairPolicy):
+    short_tokens: int = 2000
+
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        if query.chain.prompt_tokens < SHORT_TOKENS:
+        if query.chain.prompt_tokens < self.short_tokens:
             return Weights(Form(ahead_s=3.0, compute_s=1.0), learned.ttft)
         return Weights(Form(ahead_s=1.0, compute_s=3.0), PLAIN_TTFT)
 
@@ -28,5 +28,5 @@ class ShortFirst(PairPolicy):
         return Reason.CACHE if chosen.hit_blocks > other.hit_blocks else Reason.BALANCE
 
 
-def build(name: str, settings: SchedulingSettings) -> ShortFirst:
-    return ShortFirst(name, settings.max_key_blocks, settings.decode_stall_s)
+def build(name: str, settings: SchedulingSettings, *, short_tokens: int = 2000) -> ShortFirst:
+    return ShortFirst(name, settings.max_key_blocks, settings.decode_stall_s, short_tokens=int(short_tokens))

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dualmap.cli.configuration import ConfigurationError, load_settings, nearly_settings, split_flags
+from dualmap.cli.configuration import ConfigurationError, annotation_at, load_settings, nearly_settings, split_flags
 from dualmap.cli.main import main
 from dualmap.cli.settings import Settings
+from dualmap.scheduling.removed_settings import REMOVED
 
 
 def load(*words: str, environment: dict[str, str] | None = None, config: Path | None = None) -> Settings:
@@ -73,6 +74,56 @@ def test_lists_are_json_or_separated_by_commas() -> None:
 def test_a_whole_section_in_the_environment_leaves_its_other_values_alone(fleet_yaml: Path) -> None:
     settings = load(environment={"DUALMAP_ROUTER": '{"port": 7}'}, config=fleet_yaml)
     assert (settings.router.port, settings.router.host) == (7, "10.0.0.1")
+
+
+def test_the_policys_own_parameters_come_from_every_source_and_keep_their_types(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text("scheduling: {policy: sglang, policy_options: {balance_abs_threshold: 9, cache_threshold: 0.9}}")
+
+    settings = load(
+        *("--scheduling.policy_options.balance_rel_threshold", "2"),
+        environment={"DUALMAP_SCHEDULING__POLICY_OPTIONS": '{"cache_threshold": 0.5}'},
+        config=path,
+    )
+
+    given = {"balance_abs_threshold": 9, "balance_rel_threshold": 2, "cache_threshold": 0.5}
+    assert settings.scheduling.policy_options == given
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            '{"cache_threshold": 0.5}',
+            "policy dualmap-least-cost has no option cache_threshold; it has",
+        ),
+        ('{"miss_penalty": "much"}', "scheduling.policy_options: miss_penalty: "),
+        ('{"miss_penalty": .inf}', "scheduling.policy_options: miss_penalty: "),
+    ],
+)
+def test_a_policy_that_does_not_take_its_options_stops_the_start(options: str, said: str) -> None:
+    assert said in complaint("--scheduling.policy_options", options)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "scheduling: {least_cost: {miss_penalty: 1}}",
+            "scheduling.least_cost: this setting was removed: the ",
+        ),
+        ("scheduling: {llm_d: {kv_weight: 1}}", "are scheduling.policy_options, by the same names (from"),
+    ],
+)
+def test_a_removed_setting_stops_the_start_with_what_answers_it_now(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "fleet.yaml"
+    path.write_text(text)
+
+    assert message in complaint(config=path)
+
+
+def test_no_removed_setting_is_one_that_there_is() -> None:
+    assert [name for name in REMOVED if annotation_at(name.replace("pools.", "pools.0.").split("."))] == []
 
 
 def test_an_optional_value_can_be_taken_back() -> None:
@@ -238,7 +289,7 @@ def test_a_merged_section_may_be_overridden(tmp_path: Path) -> None:
     ("flag", "value", "named"),
     [
         ("--scheduling.kv_weight_s", "inf", "scheduling.kv_weight_s"),
-        ("--scheduling.dynamo.prefill_scale", "inf", "scheduling.dynamo.prefill_scale"),
+        ("--scheduling.split.slo_tpot_s", "inf", "scheduling.split.slo_tpot_s"),
         ("--pools", '[{"transfer_timeout_s": .inf}]', "pools.0.transfer_timeout_s"),
     ],
 )

@@ -18,7 +18,7 @@ EIGHT = Workload(Traffic("uniform", "uniform"), "qwen2.5-7b-910b4", 8, 80, warm_
 
 
 def test_settings_and_scenario_options_are_parsed_over_the_base() -> None:
-    text = "late = dualmap-least-cost, queue_order=deadline, least_cost.deferred_weight=0.1,dispatch_window_tokens=2048"
+    text = "late = dualmap-least-cost, queue_order=deadline,policy_options.deferred_weight=0.1,dispatch_window_tokens=9"
 
     variant = parse_variant(text, BASE)
     scenario = variant.scenario(replace(EIGHT, instances=3, warm_up_requests=7))
@@ -26,9 +26,9 @@ def test_settings_and_scenario_options_are_parsed_over_the_base() -> None:
     assert variant.name == "late"
     assert scenario.scheduling.policy == "dualmap-least-cost"
     assert scenario.scheduling.queue_order == "deadline"
-    assert scenario.scheduling.least_cost.deferred_weight == 0.1
+    assert scenario.scheduling.policy_options == {"deferred_weight": 0.1}
     assert scenario.scheduling.slo_ttft_s == 3.0, "from the base"
-    assert scenario.dispatch_window_tokens == 2048
+    assert scenario.dispatch_window_tokens == 9
     assert (scenario.instances, scenario.skip_requests) == (3, 7)
 
 
@@ -92,8 +92,12 @@ def test_the_way_of_dispatch_can_be_named() -> None:
         ("a=best", "variant 'a': unknown policy 'best'; known are dualmap,"),
         ("a=dualmap,fast", "variant 'a': 'fast' must read setting=value"),
         ("a=dualmap,speed=1", "variant 'a': unknown setting 'speed'; known are dispatch,"),
-        ("a=dualmap,least_cost=1", "unknown setting 'least_cost'"),
-        ("a=dualmap,least_cost.weight=1", "unknown setting 'least_cost.weight'"),
+        ("a=dualmap,split=1", "unknown setting 'split'"),
+        ("a=dualmap,split.weight=1", "unknown setting 'split.weight'"),
+        ("a=dualmap,dynamo.prefill_scale=1", "'dynamo.prefill_scale'; this setting was removed: the policy's own"),
+        ("a=dualmap,policy_options.weight=1", "policy_options: policy dualmap has no option weight, nor any other"),
+        ("a=llm-d,policy_options.weight=1", "policy llm-d has no option weight; it has prefix_weight, queue_weight"),
+        ("a=llm-d,policy_options.kv_weight=-1", "kv_weight: Input should be greater than or equal to 0"),
         ("a=dualmap,slo_ttft_s.x=1", "unknown setting 'slo_ttft_s.x'"),
         ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),
         ("a=dualmap,dispatch=throw", "variant 'a': dispatch: "),
@@ -113,13 +117,13 @@ def test_what_cannot_be_understood_is_named(text: str, message: str) -> None:
 
 
 def test_every_setting_has_a_path() -> None:
-    assert {"slo_ttft_s", "least_cost.recompute_weight", "llm_d.kv_weight"} <= set(SETTINGS)
+    assert {"slo_ttft_s", "split.mode", "policy_options"} <= set(SETTINGS)
 
 
 def test_a_description_holds_what_differs_from_the_defaults() -> None:
-    variant = parse_variant("a=llm-d,llm_d.kv_weight=1,dispatch=hold", SchedulingSettings())
+    variant = parse_variant("a=llm-d,policy_options.kv_weight=1,dispatch=hold", SchedulingSettings())
 
-    assert dict(described(variant)) == {"policy": "llm-d", "llm_d.kv_weight": 1.0, "dispatch": "hold"}
+    assert dict(described(variant)) == {"policy": "llm-d", "policy_options.kv_weight": 1, "dispatch": "hold"}
 
 
 @pytest.mark.parametrize(("slow", "numbers"), [("half", (1, 3, 5, 7)), ("one", (1,))])

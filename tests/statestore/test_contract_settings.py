@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,15 +15,15 @@ from tests.statestore.samples import instance, lead, place, record
 
 async def test_changes_are_members_of_a_new_epoch_and_the_history_has_the_latest_first(pool: PoolStore) -> None:
     before = (await pool.membership()).epoch
-    await pool.settings.change({"policy": "round-robin", "least_cost.recompute_weight": 2.5}, by="one")
+    await pool.settings.change({"policy": "round-robin", "slo_ttft_max_s": 2.5}, by="one")
     await pool.settings.change({"policy": None, "max_hold_s": 9.0}, by="two")
     members = await pool.membership()
     assert members.epoch > before
-    assert members.overrides == {"least_cost.recompute_weight": 2.5, "max_hold_s": 9.0}
+    assert members.overrides == {"slo_ttft_max_s": 2.5, "max_hold_s": 9.0}
     history = await pool.settings.history(10)
     assert [(change.by, dict(change.changes)) for change in history] == [
         ("two", {"policy": None, "max_hold_s": 9.0}),
-        ("one", {"policy": "round-robin", "least_cost.recompute_weight": 2.5}),
+        ("one", {"policy": "round-robin", "slo_ttft_max_s": 2.5}),
     ]
     assert len(await pool.settings.history(1)) == 1
 
@@ -60,6 +61,40 @@ def test_of_changes_that_cannot_be_read_the_rest_is_in_force() -> None:
     }
     assert settings.order_from({b"queue_order": b'"deadline"', b"policy": b"\xff"}).by_deadline
     assert not settings.order_from({}).by_deadline
+
+
+def test_a_setting_that_a_later_version_removed_is_no_change_and_the_rest_is_in_force() -> None:
+    settings = MemoryStore(SchedulingSettings()).pool("default").settings
+
+    found = settings.overrides_from({b"least_cost.recompute_weight": b"2.5", b"slo_ttft_s": b"4.0"})
+
+    assert found == {"slo_ttft_s": 4.0}
+    assert settings.in_force(found).slo_ttft_s == 4.0
+    assert settings.order_from({b"least_cost.recompute_weight": b"2.5"}) == settings.order_from({})
+
+
+def test_options_are_in_force_with_the_policy_that_takes_them_and_no_other() -> None:
+    of_sglang = {b"policy_options.cache_threshold": b"0.5", b"max_hold_s": b"9"}
+    chosen = MemoryStore(SchedulingSettings()).pool("default").settings
+    configured = MemoryStore(SchedulingSettings(policy="sglang")).pool("default").settings
+
+    assert chosen.overrides_from({b"policy": b'"sglang"', **of_sglang})["policy_options.cache_threshold"] == 0.5
+    assert configured.overrides_from(of_sglang)["policy_options.cache_threshold"] == 0.5
+    assert chosen.overrides_from(of_sglang) == {"max_hold_s": 9}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy_options.no_such_option": 1},
+        {"policy_options.miss_penalty": "much"},
+        {"policy": "sglang", "policy_options.cache_threshold": 2},
+    ],
+)
+async def test_a_policy_refuses_options_that_it_does_not_take(pool: PoolStore, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"^scheduling\.policy_options: "):
+        await pool.settings.change(changes, by="one")
+    assert (await pool.membership()).overrides == {}
 
 
 def test_what_is_to_be_reverted_must_be_a_setting_unless_a_former_version_changed_it() -> None:

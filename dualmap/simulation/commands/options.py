@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from dualmap.runtime.amounts import whole_amount
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.spelling import did_you_mean
+from dualmap.scheduling.placing.policies import build_policy
+from dualmap.scheduling.placing.policies.registry import OPTIONS
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
@@ -95,6 +98,13 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument(
         "--policy", metavar="P[,P…]", help=f"policies to compare, or 'all': {names} (none: scheduling.policy)"
     )
+    fleet.add_argument(
+        "--policy-options", metavar="JSON",
+        help='parameters of policies, as {"preble": {"decode_s_per_token": 0.03}} (none: scheduling.policy_options for'
+        " scheduling.policy, and defaults for others): " + "; ".join(
+            f"{name} has {', '.join(options.model_fields)}" for name, options in OPTIONS.items()
+        ),
+    )  # fmt: skip
     fleet.add_argument("--pool", metavar="NAME", help="the configured pool to simulate (none: the first)")
     fleet.add_argument(
         "--instances", type=int, metavar="N",
@@ -165,6 +175,8 @@ class FleetOptions:
 
     policies: tuple[PolicyName, ...]
     scheduling: SchedulingSettings
+    policy_options: Mapping[str, Mapping[str, Any]]
+    """Parameters by policy; a policy that is not named has its defaults."""
     engines: tuple[EngineConfig, ...]
     """At least one; the instances are of these kinds in turn."""
     fleet: tuple[InstanceSpec, ...]
@@ -189,7 +201,9 @@ class FleetOptions:
 
     def scenario(self, policy: PolicyName) -> Scenario:
         return Scenario(
-            scheduling=self.scheduling.model_copy(update={"policy": policy}),
+            scheduling=self.scheduling.model_copy(
+                update={"policy": policy, "policy_options": dict(self.policy_options.get(policy, {}))}
+            ),
             engine=self.engines[0],
             engines=self.engines if len(self.engines) > 1 else (),
             instances=self.instances,
@@ -234,9 +248,11 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     fleet, instances = _members(arguments, _pool(arguments.pool, configured.pools), engines, autoscale)
     if arguments.dispatch_window_tokens is not None:
         fleet = tuple(replace(spec, dispatch_window_tokens=arguments.dispatch_window_tokens) for spec in fleet)
+    policies = (scheduling.policy,) if arguments.policy is None else policies_of(arguments.policy)
     return FleetOptions(
-        policies=(scheduling.policy,) if arguments.policy is None else policies_of(arguments.policy),
+        policies=policies,
         scheduling=scheduling,
+        policy_options=_policy_options(arguments.policy_options, scheduling, policies),
         engines=engines,
         fleet=fleet,
         late_requests=configured.late_requests,
@@ -371,6 +387,28 @@ def policies_of(text: str) -> tuple[PolicyName, ...]:
     if not names:
         raise OptionError("--policy names no policy")
     return tuple(policy for policy in (*POLICIES, *sorted(OWN_POLICIES)) if policy in names)
+
+
+def _policy_options(
+    text: str | None, scheduling: SchedulingSettings, policies: Sequence[PolicyName]
+) -> Mapping[str, Mapping[str, Any]]:
+    """The parameters of the policies. Raises OptionError."""
+    try:
+        named = json.loads(text or "{}")
+    except ValueError as error:
+        raise OptionError(f"--policy-options is not JSON: {error}") from error
+    if not isinstance(named, dict) or not all(isinstance(options, dict) for options in named.values()):
+        raise OptionError('--policy-options must read {"POLICY": {"NAME": VALUE}}')
+    if unknown := sorted(named.keys() - set(policies)):
+        raise OptionError(f"--policy-options: {unknown[0]!r} is no policy that is simulated")
+    found: dict[str, dict[str, Any]] = {scheduling.policy: scheduling.policy_options, **named}
+    for policy in policies:
+        update = {"policy": policy, "policy_options": found.get(policy, {})}
+        try:
+            build_policy(scheduling.model_copy(update=update))
+        except ValueError as error:
+            raise OptionError(str(error).replace("scheduling.policy_options", "--policy-options", 1)) from error
+    return found
 
 
 def rates_of(text: str | None) -> tuple[float | None, ...]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
-from dualmap.scheduling.placing.policies import queue_order_of
+from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.queues.queue_order import QueueOrder
-from dualmap.scheduling.settings import SchedulingSettings, is_setting, no_such_setting, with_overrides
+from dualmap.scheduling.settings import OPTIONS, SchedulingSettings, is_setting, no_such_setting, with_overrides
 from dualmap.statestore.answers import SettingsChange
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Calls, Command
@@ -42,11 +42,15 @@ class RunningSettings(Changes):
 
     def in_force_after(self, overrides: Mapping[str, Any], changes: Mapping[str, Any]) -> SchedulingSettings:
         """The settings in force once more is changed; None for a name reverts its change. Raises as ``in_force``, also
-        where what is to be reverted is no setting, unless a former version changed it."""
+        where what is to be reverted is no setting, unless a former version changed it, and where the policy does not
+        take its options."""
         for name, given in changes.items():
             if given is None and name not in overrides and not is_setting(name):
                 raise ValueError(no_such_setting(name))
-        return self.in_force({name: given for name, given in {**overrides, **changes}.items() if given is not None})
+        after = {name: given for name, given in {**overrides, **changes}.items() if given is not None}
+        scheduling = self.in_force(after)
+        build_policy(scheduling)
+        return scheduling
 
     def override_from(self, name: str, text: bytes) -> Any:
         """The value that a setting was changed to. Raises ValueError where it is not one."""
@@ -55,8 +59,16 @@ class RunningSettings(Changes):
         return given
 
     def overrides_from(self, texts: Mapping[bytes, bytes]) -> dict[str, Any]:
-        """The changes that can be read, by the setting's dotted name."""
-        return each_readable(texts, self.override_from)
+        """The changes that can be read, by the setting's dotted name. Options that the policy in force does not take
+        are left out: they were made for the policy of another configuration."""
+        found = each_readable(texts, self.override_from)
+        if not found:
+            return found
+        try:
+            build_policy(self.in_force(found))
+        except ValueError:
+            return {name: given for name, given in found.items() if name.partition(".")[0] != OPTIONS}
+        return found
 
     def order_from(self, texts: Mapping[bytes, bytes]) -> QueueOrder:
         """The queue order in force with these changes."""

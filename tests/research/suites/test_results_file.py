@@ -35,7 +35,7 @@ def test_the_json_holds_every_figure_of_every_seed() -> None:
 
 def test_what_was_written_is_read_again_and_makes_the_same_report(tmp_path: Path) -> None:
     told = (
-        "ours=dualmap-least-cost,least_cost.deferred_weight=0.2",
+        "ours=dualmap-least-cost,policy_options.deferred_weight=0.2",
         "peer=llm-d,dispatch=direct",
         "other=preble",
     )

@@ -41,10 +41,13 @@ async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(start_runti
         ({"polices": "dualmap"}, "scheduling.polices"),
         ({"policy": "best"}, "scheduling.policy"),
         ({"block_tokens": 64}, "scheduling.block_tokens"),
-        ({"least_cost": {}}, "scheduling.least_cost"),
+        ({"split": {}}, "scheduling.split"),
+        ({"least_cost.miss_penalty": 1}, "this setting was removed"),
+        ({"policy_options.no_such": 1}, "policy dualmap has no option no_such, nor any other"),
         ({"slo_ttft_s": "inf"}, "scheduling.slo_ttft_s"),
         ({"kv_weight_s": "inf"}, "scheduling.kv_weight_s"),
-        ({"dynamo.prefill_scale": "inf"}, "scheduling.dynamo.prefill_scale must be finite"),
+        ({"split.slo_tpot_s": "inf"}, "scheduling.split.slo_tpot_s must be finite"),
+        ({"policy": "dynamo", "policy_options.prefill_scale": "inf"}, "scheduling.policy_options: prefill_scale"),
     ):
         answer = await client.patch("/admin/settings", json={"changes": changes})
         assert answer.status_code == 400 and named in answer.json()["error"]["message"]

@@ -7,16 +7,31 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Final
 
+from pydantic import Field
+
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights
 from dualmap.scheduling.placing.decision import Reason, RouteQuery
+from dualmap.scheduling.placing.policies.options import PolicyOptions
 from dualmap.scheduling.placing.policies.pair import BeyondPair
-from dualmap.scheduling.settings import LeastCostSettings
 from dualmap.scheduling.state.instance import InstanceLoad
 
 _BEYOND_PAIR: Final = Reason.BEYOND_PAIR
 _CACHE: Final = Reason.CACHE
 _COST: Final = Reason.COST
+
+
+class LeastCostOptions(PolicyOptions):
+    """Weights of policy ``dualmap-least-cost``. Experiments change them; the defaults are its measured ones."""
+
+    recompute_weight: float = Field(
+        3.0, ge=1, description="weight of own prefill beside work ahead of it; that of a hot prefix weighs 1"
+    )
+    crowding_weight: float = Field(
+        1.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"
+    )
+    miss_penalty: float = Field(0.5, ge=0, description="cost of an expected miss, in TTFT SLOs")
+    deferred_weight: float = Field(0.05, ge=0, le=1, description="weight of deferred work")
 
 
 @lru_cache(maxsize=256)
@@ -39,23 +54,23 @@ class DualMapLeastCost(BeyondPair):
     """
 
     name: str
-    settings: LeastCostSettings = field(default_factory=LeastCostSettings)
+    options: LeastCostOptions = field(default_factory=LeastCostOptions)
 
     @cached_property
     def _cost(self) -> Form:
-        settings = self.settings
+        options = self.options
         return Form(
             ahead_s=1.0,
             progress_s=-1.0,
-            overtaken_s=settings.deferred_weight,
+            overtaken_s=options.deferred_weight,
             kv_demand=self.kv_weight_s,
-            compute_s=settings.recompute_weight,
-            hot_compute_s=1.0 - settings.recompute_weight,
-            crowded_compute_s=settings.recompute_weight * settings.crowding_weight,
+            compute_s=options.recompute_weight,
+            hot_compute_s=1.0 - options.recompute_weight,
+            crowded_compute_s=options.recompute_weight * options.crowding_weight,
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return Weights(self._cost, learned.ttft, _miss_cost(self.settings.miss_penalty * query.slo_s))
+        return Weights(self._cost, learned.ttft, _miss_cost(self.options.miss_penalty * query.slo_s))
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str

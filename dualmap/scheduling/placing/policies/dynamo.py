@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pydantic import Field
+
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.placing.policies.choice import Cost
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
-from dualmap.scheduling.settings import DynamoSettings
+from dualmap.scheduling.placing.policies.options import PolicyOptions
 from dualmap.scheduling.state.instance import InstanceLoad
 
-VLLM_KV_AWARE = DynamoSettings(prefill_scale=1.0)
+
+class DynamoOptions(PolicyOptions):
+    """Parameters of policy ``dynamo``."""
+
+    prefill_scale: float = Field(32.0, ge=0, description="weight of prefill blocks, relative to decode blocks")
+
+
+VLLM_KV_AWARE = DynamoOptions(prefill_scale=1.0)
 """The defaults of vllm-router's policy ``kv_aware``, whose cost is Dynamo's: each cached block counts in full, and an
 active request costs nothing beside its blocks. Source: vllm-project/router, RFC 294; its wheel 0.1.17 ran before the
 same instances (``docs/research/evaluation.md``)."""
@@ -25,10 +34,10 @@ class Dynamo(FleetPolicy):
     same everywhere and drop out.
     """
 
-    settings: DynamoSettings = field(default_factory=DynamoSettings)
+    options: DynamoOptions = field(default_factory=DynamoOptions)
 
     def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
-        chain, scale = query.chain, self.settings.prefill_scale
+        chain, scale = query.chain, self.options.prefill_scale
         costs: list[Cost] = [
             (
                 (

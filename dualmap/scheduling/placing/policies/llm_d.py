@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pydantic import Field
+
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.placing.policies.choice import Cost
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
-from dualmap.scheduling.settings import LlmDSettings
+from dualmap.scheduling.placing.policies.options import PolicyOptions
 from dualmap.scheduling.state.instance import InstanceLoad
+
+
+class LlmDOptions(PolicyOptions):
+    """Parameters of policy ``llm-d``."""
+
+    prefix_weight: float = Field(3.0, ge=0, description="weight of the prefix match")
+    queue_weight: float = Field(2.0, ge=0, description="weight of the waiting queue")
+    kv_weight: float = Field(2.0, ge=0, description="weight of the KV memory in use")
 
 
 @dataclass(frozen=True)
@@ -19,10 +29,10 @@ class LlmD(FleetPolicy):
     The queue is what waits, not what runs. Equal scores take turns.
     """
 
-    settings: LlmDSettings = field(default_factory=LlmDSettings)
+    options: LlmDOptions = field(default_factory=LlmDOptions)
 
     def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
-        weights, total = self.settings, query.chain.prompt_tokens
+        weights, total = self.options, query.chain.prompt_tokens
         queues = [load.queued_requests for load in loads]
         longest = max(queues)
         spread = longest - min(queues)

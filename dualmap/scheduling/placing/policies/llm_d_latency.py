@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field
 
 from dualmap.scheduling.estimates.ttft import expected_ttft_s
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.placing.policies.choice import Cost, in_flight
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
-from dualmap.scheduling.settings import LlmDSettings
+from dualmap.scheduling.placing.policies.options import PolicyOptions
 from dualmap.scheduling.state.instance import InstanceLoad
 
 STRICT_SHARE, LOOSE_SHARE = 0.99, 0.8
 """Shares of a prompt that an instance holds, from which on a request sticks to it: whatever its SLO, and within it."""
 MAX_PENALTY_S = 5.0
+
+
+class LlmDLatencyOptions(PolicyOptions):
+    """Parameters of policy ``llm-d-latency``."""
+
+    headroom: Literal["most", "least"] = Field(
+        "most", description="which of the instances expected to be on time is taken, by its time to the SLO"
+    )
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,7 @@ class LlmDLatency(FleetPolicy):
     where llm-d draws an instance at random, weighted by scores.
     """
 
-    settings: LlmDSettings = field(default_factory=LlmDSettings)
+    options: LlmDLatencyOptions = field(default_factory=LlmDLatencyOptions)
 
     def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         ttft_s = {
@@ -44,7 +55,7 @@ class LlmDLatency(FleetPolicy):
         on_time = [load for load in kept if ttft_s[load.instance_id] <= query.slo_s]
         kept = _sticky(query, on_time or kept, ttft_s, LOOSE_SHARE)
         if on_time:
-            sign = 1 if self.settings.headroom == "most" else -1
+            sign = 1 if self.options.headroom == "most" else -1
             costs: list[Cost] = [(sign * ttft_s[load.instance_id], in_flight(load)) for load in kept]
             return self.cheapest(query, kept, costs, Reason.SLO)
         idle = [load for load in kept if in_flight(load) == 0] or kept

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pydantic import Field
+
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.placing.policies.choice import Cost
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
-from dualmap.scheduling.settings import PrebleSettings
+from dualmap.scheduling.placing.policies.options import PolicyOptions
 from dualmap.scheduling.state.instance import InstanceLoad
 
 EXPLOIT_SHARE = 0.5
 BALANCE_RATIO = 2.0
 """Threshold and ratio of the paper."""
+
+
+class PrebleOptions(PolicyOptions):
+    """Parameters of policy ``preble``."""
+
+    decode_s_per_token: float = Field(
+        0.0, ge=0, description="load of one expected output token of a running request, in seconds of prefill"
+    )
 
 
 @dataclass(frozen=True)
@@ -27,7 +37,7 @@ class Preble(FleetPolicy):
     loaded one. Load is the prefill work of the window and ``decode_s_per_token`` for what running requests decode.
     """
 
-    settings: PrebleSettings = field(default_factory=PrebleSettings)
+    options: PrebleOptions = field(default_factory=PrebleOptions)
 
     def pick(self, query: RouteQuery, loads: list[InstanceLoad]) -> Decision:
         longest = max(load.hit_blocks for load in loads)
@@ -46,7 +56,7 @@ class Preble(FleetPolicy):
         """Prefill of the window, and what the running requests will decode, were they decoded one by one."""
         decode_tokens = load.running_requests * query.expected_output_tokens
         prefill_s = load.window_tokens / load.prefill_tokens_per_s
-        return prefill_s + self.settings.decode_s_per_token * decode_tokens
+        return prefill_s + self.options.decode_s_per_token * decode_tokens
 
     def _added_s(self, query: RouteQuery, load: InstanceLoad) -> float:
         """The cost of the request to the instance: its prefill, and the reuse lost by eviction."""

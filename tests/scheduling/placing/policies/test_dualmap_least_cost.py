@@ -42,7 +42,7 @@ def test_recompute_weighs_more_where_running_requests_crowd_the_kv_memory(choose
     loads = load("crowded", **full), load("cached", **full, hit_blocks=2, pending_tokens=900)
 
     assert choose(NAME, *loads).instance_id == "cached"
-    assert choose(NAME, *loads, least_cost={"crowding_weight": 0.0}).instance_id == "crowded"
+    assert choose(NAME, *loads, policy_options={"crowding_weight": 0.0}).instance_id == "crowded"
 
 
 def test_deferred_work_hardly_counts(choose: Choose, load: Load) -> None:
@@ -70,7 +70,7 @@ def test_kv_memory_in_use_weighs_by_its_share(choose: Choose, load: Load, pendin
     full = load("full", context_tokens=900_000, hit_blocks=10)
     busy = load("busy", pending_tokens=pending_tokens, context_tokens=100_000, hit_blocks=10)
 
-    assert choose(NAME, full, busy, least_cost={"crowding_weight": 0.0}).instance_id == chosen
+    assert choose(NAME, full, busy, policy_options={"crowding_weight": 0.0}).instance_id == chosen
 
 
 def test_reuse_that_would_miss_the_slo_yields_to_recompute_that_meets_it(choose: Choose, load: Load) -> None:
@@ -79,8 +79,8 @@ def test_reuse_that_would_miss_the_slo_yields_to_recompute_that_meets_it(choose:
     busy = load("busy", pending_tokens=3000, context_tokens=900_000)
     plain = {"crowding_weight": 0.0}
 
-    assert choose(NAME, busy, cached, least_cost=plain).instance_id == "cached", "a miss costs half an SLO"
-    assert choose(NAME, busy, cached, least_cost={**plain, "miss_penalty": 2.0}).instance_id == "busy"
+    assert choose(NAME, busy, cached, policy_options=plain).instance_id == "cached", "a miss costs half an SLO"
+    assert choose(NAME, busy, cached, policy_options={**plain, "miss_penalty": 2.0}).instance_id == "busy"
 
 
 def test_reuse_is_kept_when_all_miss_the_slo(choose: Choose, load: Load) -> None:

@@ -88,7 +88,7 @@ def test_preble_may_count_what_running_requests_decode(choose: Choose, load: Loa
     busy, calm = load("busy", window_tokens=900.0, running_requests=10), load("calm", window_tokens=1000.0)
 
     assert choose("preble", busy, calm).instance_id == "busy"
-    assert choose("preble", busy, calm, preble={"decode_s_per_token": 0.001}).instance_id == "calm"
+    assert choose("preble", busy, calm, policy_options={"decode_s_per_token": 0.001}).instance_id == "calm"
 
 
 def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, load: Load) -> None:
@@ -100,8 +100,8 @@ def test_dynamo_adds_scaled_prefill_blocks_and_decode_blocks(choose: Choose, loa
     )
 
     assert choose("dynamo", *loads).instance_id == "w3", "its scale is that of the project's own replay, 32"
-    assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).instance_id == "w2"
-    assert choose("dynamo", *loads, dynamo={"prefill_scale": 1.0}).alternative_id == "w3"
+    assert choose("dynamo", *loads, policy_options={"prefill_scale": 1.0}).instance_id == "w2"
+    assert choose("dynamo", *loads, policy_options={"prefill_scale": 1.0}).alternative_id == "w3"
     assert choose("vllm-kv-aware", *loads).instance_id == "w2", "its prefill counts as its decoding does"
 
 
@@ -141,7 +141,7 @@ def test_sglang_takes_the_smallest_tree_when_the_match_is_poor(choose: Choose, l
     poor, small = load("poor", hit_blocks=3, cached_blocks=50), load("small", cached_blocks=10, running_requests=9)
 
     assert choose("sglang", poor, small).instance_id == "small"
-    assert choose("sglang", poor, small, sglang={"cache_threshold": 0.2}).instance_id == "poor"
+    assert choose("sglang", poor, small, policy_options={"cache_threshold": 0.2}).instance_id == "poor"
     idle = load("idle", cached_blocks=10)
     assert choose("sglang", poor, small, idle).instance_id == "idle", "of equal trees the less loaded"
 
@@ -152,7 +152,7 @@ def test_llm_d_adds_weighted_scores(choose: Choose, load: Load) -> None:
     idle = load("idle", queued_requests=2, context_tokens=200_000)
 
     assert choose("llm-d", cached, idle).instance_id == "idle"
-    assert choose("llm-d", cached, idle, llm_d={"prefix_weight": 4.0}).instance_id == "cached"
+    assert choose("llm-d", cached, idle, policy_options={"prefix_weight": 4.0}).instance_id == "cached"
 
 
 def test_llm_d_latency_stays_with_a_long_match_until_it_costs_too_much(choose: Choose, load: Load) -> None:
@@ -179,7 +179,7 @@ def test_llm_d_latency_takes_the_most_headroom_or_the_least(choose: Choose, load
     loads = load("busy", pending_tokens=3000), load("late", pending_tokens=9000), load("calm", pending_tokens=1000)
 
     assert choose("llm-d-latency", *loads).instance_id == "calm"
-    assert choose("llm-d-latency", *loads, llm_d={"headroom": "least"}).instance_id == "busy"
+    assert choose("llm-d-latency", *loads, policy_options={"headroom": "least"}).instance_id == "busy"
 
 
 def test_llm_d_latency_prefers_an_idle_instance_where_all_are_late(choose: Choose, load: Load) -> None:
