@@ -99,7 +99,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
     request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
-    search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0)
+    search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0, max_key_blocks=64)
     return drive_now(search.run(), fleet).decision
 
 

@@ -178,7 +178,7 @@ class Bench:
         self._pool = pool
         self._policy = build_policy(scheduling)
         self._order = queue_order_of(scheduling)
-        self._stall_s = scheduling.decode_stall_s
+        self._stall_s, self._max_key_blocks = scheduling.decode_stall_s, scheduling.max_key_blocks
         self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
         self._delivering = asyncio.create_task(self._outbox.run())
@@ -211,6 +211,7 @@ class Bench:
             self.fleet,
             False,
             self._stall_s,
+            self._max_key_blocks,
             draws=draws,
             weight=self._weight,
         )

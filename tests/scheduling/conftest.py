@@ -79,7 +79,7 @@ def weighed(policy: Policy, query: RouteQuery, loads: Mapping[str, InstanceLoad]
     """The decision that a store and a search make of the weights."""
     weights = policy.weights(query, Learned())
     features = {
-        load.instance_id: features_of(load, query.chain, stall_from_s, query.hot_tokens)
+        load.instance_id: features_of(load, query.chain, stall_from_s, query.key.hot_tokens if query.key else 0)
         for load in usable(query, loads)
     }
     chosen, *others = sorted(features, key=lambda name: weights.cost_of(features[name], query.slo_s))

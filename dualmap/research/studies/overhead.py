@@ -80,7 +80,16 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         chain = chains[turn % len(chains)]
         request = StoredRequest(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
         started_s = time.process_time()
-        search = Search(policy, order, RouteQuery(chain, PAPER_SLO_S), request, fleet, False, settings.decode_stall_s)
+        search = Search(
+            policy,
+            order,
+            RouteQuery(chain, PAPER_SLO_S),
+            request,
+            fleet,
+            False,
+            settings.decode_stall_s,
+            settings.max_key_blocks,
+        )
         placed = drive_now(search.run(), fleet)
         placed_s = time.process_time()
         pool.release(Release(request.request_id, placed.decision.instance_id, seen=True))

@@ -141,7 +141,6 @@ def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
         "replica_id": runtime.context.replica_id,
         **explanation.told(),
         "rounds": [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds],
-        "hash_key": f"{explanation.prompt.hash_key:016x}",
     }
 
 

@@ -15,9 +15,10 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.request.outcome import Usage
-from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.classes import class_band
@@ -118,17 +119,18 @@ class Asked:
 
 @value
 class Terms:
-    """The rules and the state by which a request was placed."""
+    """The rules by which a request was placed."""
 
     policy: str
-    tree_version: int = 0
-    epoch: int = 0
     priority_class: str = ""
     """The name of its class; empty: the pool has no classes."""
     class_rank: int = 0
     """The place of its class."""
     standing: Standing | None = None
     """The standing of its tenant when an instance was last chosen; None: it has none, or it was not judged."""
+
+
+_NO_KEY: Final = HashKey(0, 0, 0, 0, 0)
 
 
 @value
@@ -140,11 +142,8 @@ class KeyedPrompt:
     block_tokens: int = 1
     """Tokens of a block of its chain."""
     key_stride: int = 1
-    """Blocks of a key block, the unit of ``key_blocks``."""
-    key_blocks: int = 0
-    hash_key: int = 0
-    hot_tokens: int = 0
-    """Tokens of its hot prefix, whose own prefill weighs less."""
+    """Blocks of a key block, the unit of a key's length."""
+    key: HashKey = _NO_KEY
 
 
 @value
@@ -241,8 +240,15 @@ class Explanation:
         asked, terms, prompt, detours = self.asked, self.terms, self.prompt, self.detours
         usage, standing, decode = self.answer.usage, terms.standing, detours.decode
         told = asdict(asked) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
+        key = prompt.key
         del told["usage"], told["key_stride"]
         return told | {
+            "key": asked.key,
+            "key_blocks": key.blocks,
+            "hash_key": f"{key.hash:016x}",
+            "hot_tokens": key.hot_tokens,
+            "epoch": key.epoch,
+            "tree_version": key.tree_version,
             "key_tokens": prompt.block_tokens * prompt.key_stride,
             "expected_ttft_s": self.expected_ttft_s,
             "reported_cached_tokens": usage.cached_tokens,
@@ -297,10 +303,6 @@ class Explained(Protocol):
     machine: RequestMachine
     inference_request: InferenceRequest
     pool: ServedPool
-    seen_epoch: int
-    seen_tree_version: int
-    seen_tree: HotnessTree
-    """These three are as they were when it began."""
 
 
 def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
@@ -328,11 +330,10 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
             (),
             detours,
         )
-    tree, classes, class_name, class_rank = live.seen_tree, pool.scheduling.classes, "", 0
+    classes, class_name, class_rank = pool.scheduling.classes, "", 0
     if classes:
         class_rank = min(spec.class_rank, len(classes) - 1)  # there can be fewer of them by now
         class_name = classes[class_rank].name
-    key_blocks = tree.key_blocks(chain, pool.scheduling.max_key_blocks)
     rounds: list[PlacementRound] = []
     standing = None
     for search, attempt in machine.searches:
@@ -341,22 +342,13 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
             standing = placed.reply.standing
     return Explanation(
         asked,
-        Terms(
-            pool.policy.name,
-            live.seen_tree_version,
-            live.seen_epoch,
-            class_name,
-            class_rank,
-            standing if tenant else None,
-        ),
+        Terms(pool.policy.name, class_name, class_rank, standing if tenant else None),
         KeyedPrompt(
             spec.stored_tokens + chain.prompt_tokens,
             len(chain.hashes),
             chain.block_tokens,
             chain.key_stride,
-            key_blocks,
-            chain.prefix_hash(key_blocks),
-            tree.hot_tokens(chain),
+            _key_of(machine, pool, chain),
         ),
         Course(
             received_unix_s,
@@ -371,6 +363,13 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
         tuple(rounds),
         detours,
     )
+
+
+def _key_of(machine: RequestMachine, pool: ServedPool, chain: Chain) -> HashKey:
+    """The key that it was first placed by, or would be where it was not."""
+    searches = machine.searches
+    key = searches[0][0].key if searches else None
+    return key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks)
 
 
 def _detours(machine: RequestMachine) -> Detours:
@@ -436,6 +435,7 @@ def _unpacked(packed: bytes) -> Explanation:
     asked, terms, prompt, course, answer, rounds, detours = msgspec.msgpack.decode(packed)
     *_, standing = terms
     *_, usage = answer
+    prompt[-1] = HashKey(*prompt[-1])
     failures, failed_after_s, continued, limits, is_split, prefilled_s, leg = detours
     terms[-1], answer[-1] = standing and Standing(*standing), Usage(*usage)
     if leg is not None:

@@ -33,10 +33,10 @@ def costs_of(explanation: Explanation, each: PlacementRound, pool: ServedPool) -
     """The costs by instance: ``expected_ttft_s``, ``total_s`` and its ``parts`` in seconds, in the words of ``PARTS``.
     A policy that does not weigh has no cost: only an expected TTFT."""
     prompt, slo_s = explanation.prompt, explanation.course.slo_s
-    chain = Chain((prompt.hash_key,), prompt.block_tokens, prompt.prompt_tokens)
+    chain = Chain((prompt.key.hash,), prompt.block_tokens, prompt.prompt_tokens)
     weights = pool.policy.weights(RouteQuery(chain, slo_s), pool.view.learned)
     return {
-        instance_id: _cost(weights, load, chain, slo_s, prompt.hot_tokens, pool)
+        instance_id: _cost(weights, load, chain, slo_s, prompt.key.hot_tokens, pool)
         for instance_id, load in each.loads.items()
     }
 

@@ -135,8 +135,6 @@ class LiveRequest:
         self.prompt = prompt
         self._context = context
         self._now_s = context.clock.monotonic_s
-        view = pool.view.view  # not kept: a long answer would keep every former view of the fleet alive
-        self.seen_epoch, self.seen_tree_version, self.seen_tree = view.epoch, view.tree_version, view.tree
 
     # what the data plane reads -----------------------------------------------------------------------------------
     @property

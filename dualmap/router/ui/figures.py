@@ -145,7 +145,7 @@ def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
         rounds[-1].decision.reason.value if rounds else None,
         1 + len(failures),
         replica_id,
-        f"{explanation.prompt.hash_key:016x}",
+        f"{explanation.prompt.key.hash:016x}",
         failures[-1][:_LONGEST_FAILURE] if failures else None,
         asked.tenant,
         "; ".join(explanation.detours.limits)[:_LONGEST_FAILURE] or None,
@@ -183,7 +183,7 @@ def _rounded(seconds: float | None) -> float | None:
 def key_counts(explanations: Iterable[Explanation], pool: str) -> dict[int, tuple[int, int]]:
     """The hash keys of a pool's requests, with their length in blocks and how many requests had them."""
     counted = Counter(
-        (each.prompt.hash_key, each.prompt.key_blocks) for each in explanations if each.asked.pool == pool
+        (each.prompt.key.hash, each.prompt.key.blocks) for each in explanations if each.asked.pool == pool
     )
     return {key: (blocks, count) for (key, blocks), count in counted.items()}
 

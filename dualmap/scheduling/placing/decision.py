@@ -11,6 +11,7 @@ from dualmap.scheduling.estimates.weights import Weights
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import Order
+from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.values import value
@@ -30,8 +31,8 @@ class RouteQuery:
     """Instances it must not go to: it failed there, or they are full, gone or behind an open breaker."""
     pair: tuple[str, ...] = ()
     """Its candidates as they would be if nothing were excluded; any other instance is beyond the pair."""
-    hot_tokens: int = 0
-    """Tokens of its hot prefix (``HotnessTree.hot_tokens``)."""
+    key: HashKey | None = None
+    """Its hash key, by the view that its candidates are of; None: it has not been looked for."""
 
 
 class Reason(StrEnum):

@@ -29,6 +29,7 @@ from dualmap.scheduling.placing.options import (
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
@@ -286,6 +287,8 @@ class Search:
     fleet: Fleet
     refuses: bool
     decode_stall_s: float
+    max_key_blocks: int
+    """The longest hash key."""
     rule: SplitRule | None = None
     """Decides whether the request is split, whose SLO is then that of its prefill; None: it is served by one instance,
     whatever the pool's roles."""
@@ -308,6 +311,8 @@ class Search:
     gone: frozenset[str] = _NONE
     trips: int = 0
     """Calls made to the store."""
+    key: HashKey | None = None
+    """The hash key by which its first candidates were found; None: there have been none."""
     _refreshed: bool = False
     _ignores_breakers: bool = False
     stale_rounds: int = 0
@@ -415,17 +420,18 @@ class Search:
         if self.only is not None:
             excluded |= view.instances.keys() - self.only
         blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
-        hot_tokens = view.tree.hot_tokens(query.chain)
+        key = view.key_of(query.chain, self.max_key_blocks)
+        if self.key is None:
+            self.key = key
+        pair = candidates = policy.candidates(_asked(query, key, excluded), view)
         if not (excluded or blocked):
-            pair = policy.candidates(query, view)
-            return _excluding(query, _NONE, pair, hot_tokens=hot_tokens), pair
-        candidates = pair = policy.candidates(_excluding(query, excluded) if excluded else query, view)
+            return _asked(query, key, _NONE, pair), pair
         while blocked and not blocked.isdisjoint(candidates):
             excluded |= blocked.intersection(candidates)
-            candidates = policy.candidates(_excluding(query, excluded), view)
+            candidates = policy.candidates(_asked(query, key, excluded), view)
         if excluded:
-            pair = policy.candidates(_excluding(query, _NONE), view)
-        return _excluding(query, excluded | blocked, pair, hot_tokens=hot_tokens), candidates
+            pair = policy.candidates(_asked(query, key, _NONE), view)
+        return _asked(query, key, excluded | blocked, pair), candidates
 
     def _placement(self, options: list[Option], most: int | None = None) -> Placement:
         policy, option = self.policy, options[0]
@@ -461,7 +467,7 @@ class Search:
             self._share(),
             band,
             fills,
-            option.query.hot_tokens,
+            0 if option.query.key is None else option.query.key.hot_tokens,
         )
 
     def _share(self) -> Share | None:
@@ -501,10 +507,6 @@ class Search:
             raise SearchFailed
 
 
-def _excluding(
-    query: RouteQuery, excluded: frozenset[str], pair: tuple[str, ...] = (), *, hot_tokens: int = 0
-) -> RouteQuery:
-    """The query with other instances excluded."""
-    return RouteQuery(
-        query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair, hot_tokens
-    )
+def _asked(query: RouteQuery, key: HashKey, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
+    """The query with its key, and other instances excluded."""
+    return RouteQuery(query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair, key)

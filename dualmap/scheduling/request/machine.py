@@ -1025,6 +1025,7 @@ class RequestMachine:
             rules.fleet,
             rules.refuses_late and self.attempt == 1 and not self._evicts,
             rules.decode_stall_s,
+            rules.scheduling.max_key_blocks,
             rule=rule,
             at_once=rules.at_once,
             only=spec.only,
@@ -1355,6 +1356,7 @@ class RequestMachine:
             rules.fleet,
             False,
             rules.decode_stall_s,
+            rules.scheduling.max_key_blocks,
             leg=_DECODE,
             draws=self.spec.draws,  # each leg draws and gives back on its own: whichever is lost, the books agree
             must_draw=True,

@@ -15,9 +15,24 @@ from dataclasses import dataclass, field
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.values import value
 
 MIN_KEY_BLOCKS = 2
 """The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""
+
+
+@value
+class HashKey:
+    """The hash key of a prompt by one view of the fleet: the prefix that its requests are spread by."""
+
+    blocks: int
+    """Its length in key blocks."""
+    hash: int
+    hot_tokens: int
+    """Tokens of the prompt's hot prefix, see ``HotnessTree.hot_tokens``."""
+    epoch: int
+    """The view's membership epoch."""
+    tree_version: int
 
 
 @dataclass(frozen=True, slots=True)

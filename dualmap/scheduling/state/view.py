@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.hotness import HashKey, HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import ROLES, Leg
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, DualRing
@@ -76,6 +77,12 @@ class ClusterView:
             return view
         rings = _rings(decoding, None if former is None else former.rings, virtual_nodes)
         return replace(view, decoding=replace(view, ready=decoding, rings=rings, roles=_roles(decoding, instances)))
+
+    def key_of(self, chain: Chain, max_key_blocks: int) -> HashKey:
+        """The hash key of a prompt, as this view has it."""
+        tree = self.tree
+        blocks = tree.key_blocks(chain, max_key_blocks)
+        return HashKey(blocks, chain.prefix_hash(blocks), tree.hot_tokens(chain), self.epoch, self.tree_version)
 
     def of(self, leg: Leg) -> ClusterView:
         """The view of the instances that serve this leg."""

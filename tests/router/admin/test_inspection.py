@@ -56,7 +56,7 @@ async def test_a_prompt_looked_up_has_the_pair_that_a_request_gets(start_runtime
         )
     ).json()
 
-    assert by_query["hash_key"] == by_body["hash_key"] == f"{request.explain().prompt.hash_key:016x}"
+    assert by_query["hash_key"] == by_body["hash_key"] == f"{request.explain().prompt.key.hash:016x}"
     assert by_query["pair"] == list(request.explain().rounds[0].candidates)
     assert (await client.post("/admin/ring", json={"prompt": 1})).status_code == 400
     assert (await client.post("/admin/ring?path=/v1/embeddings", json={})).status_code == 400

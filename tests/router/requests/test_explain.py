@@ -27,6 +27,7 @@ from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
+from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.shares import LEVELS, Standing
@@ -43,7 +44,7 @@ def scheduling() -> SchedulingSettings:
 
 
 def explanation(request_id: str, outcome: str | None = None) -> Explanation:
-    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, 1, 2**64 - 1, 16)
+    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, HashKey(1, 2**64 - 1, 16, 3, 4))
     return Explanation(asked, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
 
 
@@ -94,7 +95,7 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
     told = replace(
         explanation("x"),
         asked=Asked("x", "m", "default", "client", "tenant", "key"),
-        terms=Terms("dualmap", 3, 4, "batch", 1, Standing(3, 2.5, 1.25)),
+        terms=Terms("dualmap", "batch", 1, Standing(3, 2.5, 1.25)),
         course=Course(10.0, 5.0, 0.5, 0.25, 0.75, 2.0, True),
         answer=Answer("a", "completed", 5, Usage(10, 4, 3)),
         rounds=(PlacementRound.of(placed, 2),),

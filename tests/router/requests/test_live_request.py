@@ -74,8 +74,8 @@ async def test_a_scheduled_request_keeps_no_view_alive_and_tells_of_the_one_it_b
     )
 
     story = request.explain()
-    seen = story.terms.epoch, story.terms.tree_version, story.prompt.key_blocks
-    assert seen == (began_with.epoch, began_with.tree_version, 2)
+    key = story.prompt.key
+    assert (key.epoch, key.tree_version, key.blocks) == (began_with.epoch, began_with.tree_version, 2)
     assert not any(kept is began_with for kept in (*vars(request).values(), *vars(request.machine).values()))
     request.finish(Outcome.COMPLETED)
 

@@ -98,7 +98,16 @@ def search(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> C
     def build(fleet: HandFleet, name: str = "dualmap-least-cost", **changes: Any) -> Search:
         asked = query()
         request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, asked.chain.prompt_tokens, 50, slo_ms=5000)
-        made = Search(policy(name), QueueOrder(True, 30.0), asked, request, fleet, refuses=False, decode_stall_s=3.0)
+        made = Search(
+            policy(name),
+            QueueOrder(True, 30.0),
+            asked,
+            request,
+            fleet,
+            refuses=False,
+            decode_stall_s=3.0,
+            max_key_blocks=64,
+        )
         return replace(made, **changes)
 
     return build

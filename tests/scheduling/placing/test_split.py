@@ -72,7 +72,7 @@ def put(policy: Callable[..., Policy]) -> Built:
         slo_ms = round(slo_s * 1000)
         request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
         query = RouteQuery(asked, slo_s, excluded=failed)
-        made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, rule)
+        made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, 64, rule)
         return drive_now(made.run(), fleet)
 
     return build
@@ -83,7 +83,9 @@ def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
     request = StoredRequest(
         decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
     )
-    search = Search(made, QueueOrder(True, 30.0), RouteQuery(asked, 5.0), request, fleet, False, 3.0, leg=Leg.DECODE)
+    search = Search(
+        made, QueueOrder(True, 30.0), RouteQuery(asked, 5.0), request, fleet, False, 3.0, 64, leg=Leg.DECODE
+    )
     return drive_now(search.run(), fleet)
 
 

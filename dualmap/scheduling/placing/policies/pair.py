@@ -88,7 +88,8 @@ def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[
     Raises:
         NoInstanceError: no ready instance is left for this request.
     """
-    pair = view.rings.pair(view.tree.key(query.chain, max_key_blocks))
+    key = query.key or view.key_of(query.chain, max_key_blocks)
+    pair = view.rings.pair(key.hash)
     if not query.excluded:
         if not pair:
             raise NoInstanceError("no instance is ready")

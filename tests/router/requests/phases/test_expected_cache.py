@@ -49,7 +49,7 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
     requests["tuned"] = await runtime.intake.place(tools.request(model="tuned"))
 
     assert [requests[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
-    keys = {name: request.explain().prompt.hash_key for name, request in requests.items()}
+    keys = {name: request.explain().prompt.key.hash for name, request in requests.items()}
     assert keys["base"] == keys["gpt"] != keys["tuned"]
     for request in requests.values():
         request.finish(Outcome.COMPLETED)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
+from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.view import ClusterView
 
@@ -33,7 +34,7 @@ def test_recompute_of_a_hot_prefix_weighs_its_own_seconds(
     # given 400 ms of recompute more on the idle one, 300 of it in a hot prefix: 0.3 s and three times 0.1 s
     cached = load("cached", hit_blocks=4, pending_tokens=pending_tokens)
 
-    assert choose(NAME, load("idle"), cached, ask=query(hot_tokens=300)).instance_id == chosen
+    assert choose(NAME, load("idle"), cached, ask=query(key=HashKey(1, 1, 300, 0, 0))).instance_id == chosen
 
 
 def test_recompute_weighs_more_where_running_requests_crowd_the_kv_memory(choose: Choose, load: Load) -> None:
