@@ -186,29 +186,16 @@ class FailoverPool:
         return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
 
     async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
-        """Ends that a local state takes are kept, and told to the store when it is back. One that the store was told
-        before may have taken effect there."""
-        told = False
-
-        def release(pool: RequestPort) -> Awaitable[Sequence[Transition]]:
-            nonlocal told
-            if pool is not self._primary:
-                return self._release_alone(pool, releases, told=told)
-            told = True
-            return pool.release(releases)
-
-        transitions = await self._either(release)
+        """Ends that a local state takes are kept, and told to the store when it is back."""
+        transitions = await self._either(lambda pool: pool.release(releases), None, partial(self._ends_alone, releases))
         if self._local is None:
             self._ends.taken(releases)
         return transitions
 
-    async def _release_alone(
-        self, local: RequestPort, releases: Sequence[Release], *, told: bool
-    ) -> Sequence[Transition]:
-        """Have a local state take these; ``told``: the store may have taken them."""
-        records = {} if told else await local.records([each.request_id for each in releases])
+    async def _ends_alone(self, releases: Sequence[Release], local: PoolStore, tried: bool) -> None:
+        """Keep the ends that a local state is about to take. The store may have taken them too where it was tried."""
+        records = {} if tried else await local.records([each.request_id for each in releases])
         self._ends.keep(releases, records, self._seeds)
-        return await local.release(releases)
 
     def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
         return self._either(lambda pool: pool.records(request_ids))
@@ -220,17 +207,23 @@ class FailoverPool:
         return self._either(lambda pool: pool.adopt(requests))
 
     async def _either(
-        self, call: Callable[[RequestPort], Awaitable[Answer]], trusts: Callable[[Answer], bool] | None = None
+        self,
+        call: Callable[[RequestPort], Awaitable[Answer]],
+        trusts: Callable[[Answer], bool] | None = None,
+        before_alone: Callable[[PoolStore, bool], Awaitable[None]] | None = None,
     ) -> Answer:
         """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
-        shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
-        calls = self._calls
+        shows that the store lost its members; what it reserved all the same is over there at the hand-over.
+
+        ``before_alone`` is awaited before the local state is called, with whether the store was called before.
+        """
+        calls, tried = self._calls, False
         # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs to.
         local = self._local if calls.settled is None else await self._local_pool()
         if local is None:
             # No await since the choice above: a hand-over that starts now must know of this call, and wait for it.
-            calls.under_way += 1
+            calls.under_way, tried = calls.under_way + 1, True
             try:
                 answer = await call(self._primary)
             except StoreError as error:
@@ -243,6 +236,8 @@ class FailoverPool:
                 calls.under_way -= 1
                 if calls.settled is not None:
                     calls.ended()
+        if before_alone is not None:
+            await before_alone(local, tried)
         return await call(local)
 
     def _trusts_members(self, found: Membership) -> bool:
