@@ -43,8 +43,9 @@ from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import Account, used_by
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -232,7 +233,7 @@ class Bench:
         used = ""
         if self._tenants:
             gives_back = returned(self._drawn[grant.request_id], 512, 100, answered=True)
-            used = used_by(Outcome.COMPLETED, Usage(512, 256, 100), (512, 256))
+            used = used_by(Outcome.COMPLETED, Charge(512, 100, 256, reported=True))
         note = '{"text_bytes":2048,"tokens":512}'
         await self._told(Release(grant.request_id, "", REPLICA, 1, note, False, gives_back, used))
 

@@ -8,8 +8,9 @@ from datetime import date
 import pytest
 
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import KEPT, LOST, Account, Counts, used_by
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
@@ -23,7 +24,7 @@ DAY_MS = 86_400_000
 
 
 def used(prompt: int = 100, cached: int = 64, output: int = 20) -> str:
-    return used_by(Outcome.COMPLETED, Usage(prompt, cached, output), (90, 50))
+    return used_by(Outcome.COMPLETED, Charge(prompt, output, cached, reported=True))
 
 
 async def place(pool: PoolStore, request_id: str, account: Account = ACME, **about: object) -> PlaceReply:
@@ -115,7 +116,7 @@ async def test_what_a_limit_refuses_is_counted_beside(pool: PoolStore) -> None:
 
 async def test_a_request_that_was_not_answered_used_nothing(pool: PoolStore) -> None:
     await place(pool, "r1")
-    await finish(pool, "r1", used=used_by(Outcome.UPSTREAM_FAILED, None, None))
+    await finish(pool, "r1", used=used_by(Outcome.UPSTREAM_FAILED, None))
 
     assert await counts_of(pool) == {ACME: Counts(1, unanswered=1)}
 
@@ -162,7 +163,7 @@ async def test_a_request_that_is_refused_between_two_tries_is_metered_once(pool:
     assert (load.running_requests, load.pending_tokens, load.context_tokens) == (0, 0, 0)
     assert await pool.usage.budgets("acme", [ONE_LIMIT]) == [0]
 
-    refused = used_by(Outcome.UPSTREAM_FAILED, None, None)
+    refused = used_by(Outcome.UPSTREAM_FAILED, None)
     for _ in range(2):
         await finish(pool, "r1", replica_id="one", attempt=2, used=refused)
 
@@ -334,8 +335,8 @@ async def test_a_request_that_is_passed_on_draws_gives_back_and_is_metered(pool:
     assert statuses == [PlaceStatus.DISPATCHED, PlaceStatus.DISPATCHED, PlaceStatus.LIMITED]
     assert [each.request_id for each in await pool.requests_of("one")] == ["r0", "r1"]
 
-    assert (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, None, (0, 0)))).done
-    assert not (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, None, (0, 0)))).done
+    assert (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, Charge(0, 0)))).done
+    assert not (await finish(pool, "r0", used=used_by(Outcome.COMPLETED, Charge(0, 0)))).done
 
     assert await register(pool, "r3") is PlaceStatus.DISPATCHED
     assert await counts_of(pool) == {ACME: Counts(1, refused=1)}

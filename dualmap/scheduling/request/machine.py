@@ -613,7 +613,6 @@ _COMPLETED: Final = Outcome.COMPLETED
 _PLACE_HELD: Final = PlaceStatus.HELD
 _STORED_HELD: Final = RequestState.HELD
 
-_NO_TOKENS: Final = 0, 0
 _NOTHING: Final[Effects] = ()
 _SEND: Final[Effects] = (Send(),)
 _CLOSE: Final = Close()
@@ -1791,15 +1790,7 @@ class RequestMachine:
 
     def _used(self, outcome: Outcome) -> str:
         """The usage that it is metered by."""
-        charged = self.charged
-        if not self.spec.account:
-            return ""
-        if charged is None:
-            return used_by(outcome, None, None)
-        if charged.reported:
-            usage = Usage(charged.prompt_tokens, charged.cached_tokens, charged.output_tokens)
-            return used_by(outcome, usage, _NO_TOKENS)
-        return used_by(outcome, None, (charged.prompt_tokens, charged.output_tokens))
+        return used_by(outcome, self.charged) if self.spec.account else ""
 
     def _try_over(self, note: str = "", *, draws_stand: bool = False) -> Release:
         """The release of all that it has, up to this attempt, but for the record by which it is metered. Where its

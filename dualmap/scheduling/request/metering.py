@@ -16,7 +16,8 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Final
 
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.charge import Charge
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.values import value
@@ -101,17 +102,17 @@ class Counts:
 COUNTS: Final = tuple(each.name for each in fields(Counts))
 
 
-def used_by(outcome: Outcome, usage: Usage | None, expected: tuple[int, int] | None) -> str:
+def used_by(outcome: Outcome, charged: Charge | None) -> str:
     """The usage of a request, as its release says it: its counts, its outcome, whether an instance reported the tokens.
 
-    ``expected`` are the tokens of prompt and answer that stand where none were reported; None: it used nothing.
+    ``charged`` are the tokens that it is charged; None: it used nothing.
     """
-    if expected is None:
+    if charged is None:
         return f"1 0 0 0 1 0 0 {outcome} {REPORTED}"
-    prompt, output = expected
-    if usage is None or usage.prompt_tokens is None:
-        return f"1 {prompt} 0 {output} 0 0 0 {outcome} {EXPECTED}"
-    return f"1 {usage.prompt_tokens} {usage.cached_tokens or 0} {usage.output_tokens or 0} 0 0 0 {outcome} {REPORTED}"
+    prompt, output = charged.prompt_tokens, charged.output_tokens
+    if charged.reported:
+        return f"1 {prompt} {charged.cached_tokens} {output} 0 0 0 {outcome} {REPORTED}"
+    return f"1 {prompt} 0 {output} 0 0 0 {outcome} {EXPECTED}"
 
 
 def used_by_lost(request: StoredRequest, known: Collection[str]) -> str:

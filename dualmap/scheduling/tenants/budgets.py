@@ -137,7 +137,9 @@ class BudgetGroup:
         figures = [_FIGURES.index(each.limit.measure) for each in self.budgets]
         in_flight = [each.limit.period is _IN_FLIGHT for each in self.budgets]
         self._cost_of: Final = _picked(figures)
-        self._kept_of: Final = _picked([_NOTHING if each else figures[i] for i, each in enumerate(in_flight)])
+        self.kept_of: Final = _picked([_NOTHING if each else figures[i] for i, each in enumerate(in_flight)])
+        """Picks what is kept of a draw from each budget out of one request, its tokens of prompt, answer and both, and
+        nothing."""
         texts = [each.name.replace("%", "%%") for each in self.budgets]
         self.text: Final = " ".join([f"{text} %d" for text in texts])
         """The text of draws (``drawn_text``), to be filled with costs."""
@@ -175,18 +177,6 @@ class BudgetGroup:
         """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
         number of its kind, its amount, and that of the limit."""
         return self._form.pack(*self._with_amounts((*self._figures, *amounts)))
-
-    def returned(
-        self, costs: tuple[int, ...], prompt_tokens: int | None, output_tokens: int | None, *, answered: bool
-    ) -> Sequence[int]:
-        """The amounts that a request gives back (``returned``)."""
-        if not answered:
-            return costs
-        if prompt_tokens is not None and output_tokens is not None:
-            kept = self._kept_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens, 0))
-            return [*map(sub, costs, kept)]
-        known = self._kept_of((None, prompt_tokens, output_tokens, None, 0))
-        return [0 if used is None else cost - used for cost, used in zip(costs, known, strict=True)]
 
 
 _FIGURES: Final = (*Measure,)
@@ -345,8 +335,14 @@ def returned(draws: Draws, prompt_tokens: int | None, output_tokens: int | None,
     Everything is given back of a request that no instance answered, and of what bounds what is in flight. Where the
     instance reported no tokens, what was expected stays.
     """
-    group = draws.group
-    return Draws(group, tuple(group.returned(draws.costs, prompt_tokens, output_tokens, answered=answered)))
+    group, costs = draws.group, draws.costs
+    if not answered:
+        return Draws(group, costs)
+    if prompt_tokens is not None and output_tokens is not None:
+        kept = group.kept_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens, 0))
+        return Draws(group, (*map(sub, costs, kept),))
+    known = group.kept_of((None, prompt_tokens, output_tokens, None, 0))
+    return Draws(group, tuple([0 if used is None else cost - used for cost, used in zip(costs, known, strict=True)]))
 
 
 def nothing_of(draws: Draws) -> Draws:

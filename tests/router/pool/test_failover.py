@@ -21,8 +21,9 @@ from dualmap.router.pool.failover import STEADY_S, FailoverPool, FailoverStore
 from dualmap.scheduling.placing.placement import Observation, PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
+from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import KEPT, used_by
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
@@ -814,7 +815,7 @@ def lasting(tmp_path: Path) -> Iterator[Callable[[], contextlib.AbstractContextM
 def ended(request_id: str, prompt_tokens: int, output_tokens: int, attempt: int = 1) -> Release:
     """The end of a request that was answered by so many tokens."""
     gives_back = returned(DRAWS, prompt_tokens, output_tokens, answered=True)
-    used = used_by(Outcome.COMPLETED, Usage(prompt_tokens, 0, output_tokens), (400, 50))
+    used = used_by(Outcome.COMPLETED, Charge(prompt_tokens, output_tokens, reported=True))
     return Release(request_id, "", "one", attempt, returned=gives_back, used=used)
 
 
@@ -851,7 +852,7 @@ async def test_what_ends_without_the_store_is_charged_once_and_truly_when_it_is_
     await pool.release([ended("finds out", 100, 10)])
     assert pool.degraded
     await pool.release([ended("ends", 200, 20)])
-    await pool.release([Release("refused", "", "one", 1, returned=DRAWS, used=used_by(Outcome.REFUSED, None, None))])
+    await pool.release([Release("refused", "", "one", 1, returned=DRAWS, used=used_by(Outcome.REFUSED, None))])
     await pool.release([Release("tried again", "", "one", 1, used=KEPT)])
     await pool.place(placement("tried again", "a", attempt=2, must_draw=True, **DRAWING))
     await pool.release([ended("tried again", 300, 30, attempt=2)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import LOST, Account, Counts, UsageRecord, used_by, used_by_lost
-from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.legs import decode_leg_id
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 
@@ -39,7 +40,7 @@ def test_counts_add_up_and_are_read_as_they_were_written() -> None:
 
 
 def test_a_record_of_the_log_is_read_as_scripts_write_it() -> None:
-    used = used_by(Outcome.COMPLETED, Usage(100, None, 20), (90, 50))
+    used = used_by(Outcome.COMPLETED, Charge(100, 20, reported=True))
 
     record = UsageRecord.parse(f"1795369287264 {used} r-1 {ACME}")
 
