@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,8 +15,9 @@ import pytest
 
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 
-LIAR = "instance-2"
 REQUESTS, CLIENTS = 160, 12
+NUMBERS = itertools.count(10)
+"""Of prompts, which no cache knows, and of instances."""
 FIRST = 60
 """Requests in which a liar may be found out."""
 
@@ -29,16 +32,29 @@ def lying_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.fixture(autouse=True)
-def unbiased(lying_fleet: Fleet) -> Iterator[None]:
-    """A replica that has judged nobody yet, and honest instances."""
-    dead = lying_fleet.kill("router-1")
-    until(lambda: lying_fleet.pid("router-1") != dead, "a new replica runs")
-    until(lambda: len(ready(lying_fleet)) == 4, "all are ready")
-    yield
+@pytest.fixture
+def members(lying_fleet: Fleet) -> Iterator[list[str]]:
+    """Four honest instances, of which the replica has judged none: others are members in place of those that lied."""
+    for name in avoided(lying_fleet):
+        replace(lying_fleet, name)
+    yield until(lambda: len(found := ready(lying_fleet)) == 4 and sorted(found), "all are ready")
     for name in lying_fleet.instances():
         lying_fleet.emulator(name, "/emulator/lie", {"lie": None})
     lying_fleet.until_idle()
+
+
+@pytest.fixture
+def liar(members: list[str]) -> str:
+    return members[1]
+
+
+def replace(fleet: Fleet, name: str) -> None:
+    """Make the server behind an instance another member, of which nothing is known."""
+    member = fleet.instances()[name]
+    request = urllib.request.Request(f"{fleet.endpoint}/admin/instances/{name}", method="DELETE")
+    urllib.request.urlopen(request, timeout=60).close()
+    rate = {"prefill_tokens_per_s": member["prefill_tokens_per_s"]}
+    fleet.post("/admin/instances", {"id": f"instance-{next(NUMBERS)}", "url": member["url"], **rate})
 
 
 def ready(fleet: Fleet) -> list[str]:
@@ -66,70 +82,75 @@ def ask(fleet: Fleet, number: int, *, stream: bool) -> tuple[str, bool]:
     return instance_id, answer.status == 200 and ends in content and not failed
 
 
-def traffic(fleet: Fleet, *, stream: bool, count: int = REQUESTS, first: int = 0) -> list[tuple[str, bool]]:
+def traffic(fleet: Fleet, *, stream: bool, count: int = REQUESTS) -> list[tuple[str, bool]]:
     with ThreadPoolExecutor(CLIENTS) as clients:
-        return list(clients.map(lambda number: ask(fleet, number, stream=stream), range(first, first + count)))
+        numbers = itertools.islice(NUMBERS, count)
+        return list(clients.map(lambda number: ask(fleet, number, stream=stream), numbers))
 
 
 def avoided(fleet: Fleet) -> dict[str, Any]:
+    """The members that the replica avoids; it may still avoid some that are none any more."""
     found: dict[str, Any] = fleet.get("/health")["pools"]["default"]["avoided"]
-    return found
+    members = fleet.instances()
+    return {name: each for name, each in found.items() if name in members}
 
 
-def shares(answers: list[tuple[str, bool]], liars: tuple[str, ...] = (LIAR,)) -> tuple[int, float]:
+def shares(answers: list[tuple[str, bool]], *liars: str) -> tuple[int, float]:
     """How many requests failed for their clients, and the liars' share of those after the first."""
     late = [instance_id for instance_id, _ in answers[FIRST:]]
     return sum(not whole for _, whole in answers), sum(name in liars for name in late) / len(late)
 
 
 @pytest.mark.parametrize(("lie", "stream"), [*((lie, True) for lie in AT_ONCE), ("empty", False), ("page", False)])
-def test_a_lie_before_the_first_byte_costs_no_client_anything(lying_fleet: Fleet, lie: str, stream: bool) -> None:
-    lying_fleet.emulator(LIAR, "/emulator/lie", {"lie": lie, "retry_after": "30" if lie == "busy" else None})
+def test_a_lie_before_the_first_byte_costs_no_client_anything(
+    lying_fleet: Fleet, liar: str, lie: str, stream: bool
+) -> None:
+    lying_fleet.emulator(liar, "/emulator/lie", {"lie": lie, "retry_after": "30" if lie == "busy" else None})
 
-    failed, share = shares(traffic(lying_fleet, stream=stream))
+    failed, share = shares(traffic(lying_fleet, stream=stream), liar)
 
     assert failed == 0
     assert share == 0
-    found = avoided(lying_fleet)[LIAR]
+    found = avoided(lying_fleet)[liar]
     assert found["state"] == ("busy" if lie == "busy" else "open")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("lie", AFTER_A_TOKEN)
-def test_a_lie_after_the_first_token_is_told_to_few(lying_fleet: Fleet, lie: str, stream: bool) -> None:
-    lying_fleet.emulator(LIAR, "/emulator/lie", {"lie": lie})
+def test_a_lie_after_the_first_token_is_told_to_few(lying_fleet: Fleet, liar: str, lie: str, stream: bool) -> None:
+    lying_fleet.emulator(liar, "/emulator/lie", {"lie": lie})
 
-    failed, share = shares(traffic(lying_fleet, stream=stream))
+    failed, share = shares(traffic(lying_fleet, stream=stream), liar)
 
     # Whole answers go to another instance. Of streams, those fail that are under way when the liar is found out.
     assert failed <= (CLIENTS + 8 if stream else 0)
     assert share <= 0.03
-    assert LIAR in avoided(lying_fleet)
+    assert liar in avoided(lying_fleet)
 
 
 @pytest.mark.parametrize("lie", ["not_found", "truncated"])
-def test_an_instance_that_lies_now_and_then_is_avoided_too(lying_fleet: Fleet, lie: str) -> None:
-    lying_fleet.emulator(LIAR, "/emulator/lie", {"lie": lie, "every": 3})
+def test_an_instance_that_lies_now_and_then_is_avoided_too(lying_fleet: Fleet, liar: str, lie: str) -> None:
+    lying_fleet.emulator(liar, "/emulator/lie", {"lie": lie, "every": 3})
 
-    failed, share = shares(traffic(lying_fleet, stream=True))
+    failed, share = shares(traffic(lying_fleet, stream=True), liar)
 
     assert failed <= (CLIENTS + 8 if lie == "truncated" else 0)
     assert share <= 0.10
-    assert LIAR in avoided(lying_fleet)
+    assert liar in avoided(lying_fleet)
 
 
-def test_two_busy_instances_of_four_cost_nobody_anything(lying_fleet: Fleet) -> None:
-    busy = (LIAR, "instance-3")
+def test_two_busy_instances_of_four_cost_nobody_anything(lying_fleet: Fleet, members: list[str]) -> None:
+    busy = members[1:3]
     for name in busy:
         lying_fleet.emulator(name, "/emulator/lie", {"lie": "busy", "retry_after": "30"})
 
-    failed, share = shares(traffic(lying_fleet, stream=False), busy)
+    failed, share = shares(traffic(lying_fleet, stream=False), *busy)
 
     assert (failed, share) == (0, 0)
 
 
-def test_what_all_instances_say_is_the_answer_and_judges_nobody(lying_fleet: Fleet) -> None:
-    for name in ready(lying_fleet):
+def test_what_all_instances_say_is_the_answer_and_judges_nobody(lying_fleet: Fleet, members: list[str]) -> None:
+    for name in members:
         lying_fleet.emulator(name, "/emulator/lie", {"lie": "not_found"})
 
     answers = traffic(lying_fleet, stream=False, count=40)
@@ -138,12 +159,12 @@ def test_what_all_instances_say_is_the_answer_and_judges_nobody(lying_fleet: Fle
     assert not avoided(lying_fleet)
 
 
-def test_an_instance_that_is_honest_again_gets_requests_again(lying_fleet: Fleet) -> None:
-    lying_fleet.emulator(LIAR, "/emulator/lie", {"lie": "truncated"})
+def test_an_instance_that_is_honest_again_gets_requests_again(lying_fleet: Fleet, liar: str) -> None:
+    lying_fleet.emulator(liar, "/emulator/lie", {"lie": "truncated"})
     traffic(lying_fleet, stream=True, count=FIRST)
-    assert LIAR in avoided(lying_fleet)
+    assert liar in avoided(lying_fleet)
 
-    lying_fleet.emulator(LIAR, "/emulator/lie", {"lie": None})
+    lying_fleet.emulator(liar, "/emulator/lie", {"lie": None})
 
     def is_back() -> bool:
         return all(whole for _, whole in traffic(lying_fleet, stream=True, count=24)) and not avoided(lying_fleet)
