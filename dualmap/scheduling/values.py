@@ -6,7 +6,7 @@ the many objects that it makes. ``msgspec`` makes the same classes with a constr
 
 from __future__ import annotations
 
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
 import msgspec
@@ -16,12 +16,13 @@ T = TypeVar("T")
 _REPLACED = frozenset({"__dict__", "__weakref__", "__slots__"})
 
 
-def documented(meaning: str, *, default: Any = MISSING, reported: bool = False) -> Any:
+def documented(meaning: str, *, default: Any = MISSING, reported: bool = False, added: bool = False) -> Any:
     """A field with its meaning for the reference of Redis keys.
 
     ``reported`` marks what its replica reports once, when the request is placed, and what never changes afterwards.
+    ``added`` marks what the oldest version beside this one does not write: it is the default then.
     """
-    return field(default=default, metadata={"meaning": meaning, "reported": reported})
+    return field(default=default, metadata={"meaning": meaning, "reported": reported, "added": added})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, documented))
@@ -30,7 +31,8 @@ def value(cls: type[T]) -> type[T]:
 
     ``fields``, ``replace`` and ``asdict`` of ``dataclasses`` take it. Of the options of a field, ``default``,
     ``default_factory`` and ``metadata`` count. msgspec encodes it as an array of its fields. It may have bases without
-    fields, such as a protocol of its methods.
+    fields, such as a protocol of its methods, and declares the fields of ``dataclass(kw_only=True)`` bases behind its
+    own, of which it is no instance.
     """
     return _made(cls, frozen=True)
 
@@ -43,12 +45,13 @@ def record(cls: type[T]) -> type[T]:
 
 def _made(cls: type[T], *, frozen: bool) -> type[T]:
     own = dict(cls.__dict__)
-    described = fields(dataclass(init=False, repr=False, eq=False)(cls))  # type: ignore[arg-type]
+    declared = fields(dataclass(init=False, repr=False, eq=False, frozen=frozen)(cls))  # type: ignore[arg-type]
+    described = sorted(declared, key=lambda each: each.kw_only is True)
     names = _REPLACED | {each.name for each in described}
     made: Any = msgspec.defstruct(
         cls.__name__,
         [_declared(each) for each in described],
-        bases=(*(base for base in cls.__bases__ if base is not object), msgspec.Struct),
+        bases=(*(base for base in cls.__bases__ if base is not object and not is_dataclass(base)), msgspec.Struct),
         namespace={name: each for name, each in own.items() if name not in names},
         module=cls.__module__,
         frozen=frozen,

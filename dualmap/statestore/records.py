@@ -13,53 +13,68 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, fields, replace
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role, seconds_since
+from dualmap.scheduling.state.instance import (
+    COUNTED,
+    Counts,
+    InstanceLoad,
+    InstanceSpec,
+    InstanceState,
+    LiveCounts,
+    Role,
+    seconds_since,
+)
 from dualmap.scheduling.state.legs import Leg, serves
-from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, Counts, RequestState, StoredRequest
+from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, RequestState, StoredRequest
+from dualmap.scheduling.values import documented, value
 from dualmap.statestore.errors import UnreadableStateError
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-@dataclass(slots=True)
-class InstanceRecord:
+
+@value
+class InstanceRecord(LiveCounts):
     """Counts of an instance, and the part of its description that transitions read."""
 
-    state: str
-    role: str
-    kv_capacity_tokens: int
-    dispatch_window_tokens: int
-    max_running_requests: int
-    max_queued_requests: int
-    tokens_per_s: float
-    """Its prefill rate, as the leader learned it."""
-    pending_tokens: int = 0
-    dispatched_tokens: int = 0
-    deferred_tokens: int = 0
-    passed_over_tokens: int = 0
-    """Tokens that the last committed plan passed over."""
-    context_tokens: int = 0
-    queued_requests: int = 0
-    running_requests: int = 0
-    cached_blocks: int = 0
-    assigned_tokens: int = 0
-    last_prefill_ms: int = 0
-    """When a prefill was last seen to have finished."""
-    unseen_prefills: int = 0
-    """Prefills, since the last first token that was seen, whose end was not seen."""
-    work_since_ms: int = 0
-    """When work on time came to it while it had none, or its state changed while work was pending."""
-    running_since_ms: int = 0
-    """When a request was dispatched to it while none ran, or its state changed while some did."""
-    yielding_tokens: int = 0
-    """Tokens of held requests that are not deferred, and are passed over before those of the lowest band."""
-    kv_stamp: int = 0
-    version: int = 0
+    state: str = documented("of the description")
+    role: str = documented("of the description")
+    kv_capacity_tokens: int = documented("of the description: its KV memory")
+    dispatch_window_tokens: int = documented("of the description: dispatched tokens that it is given at most")
+    max_running_requests: int = documented("of the description: requests that run there at most")
+    max_queued_requests: int = documented("of the description: requests that are held for it at most")
+    tokens_per_s: float = documented("learned prefill rate, as the leader published it")
+    passed_over_tokens: int = documented(
+        "of held requests that the last plan of order `deadline` passed over, as they would make others late; new"
+        " requests do not wait for them",
+        default=0,
+    )
+    cached_blocks: int = documented("entries of `kv:ID`", default=0)
+    assigned_tokens: int = documented(
+        "prefill work assigned so far; readers tell from its growth what was assigned lately", default=0
+    )
+    last_prefill_ms: int = documented(
+        "when a prefill was last seen to have finished: a first token, or a whole answer that shows none; never"
+        " presumed",
+        default=0,
+    )
+    unseen_prefills: int = documented(
+        "since its last first token that was seen, prefills whose end was not: answers that do not stream", default=0
+    )
+    work_since_ms: int = documented(
+        "when work on time came to it while it had none, or its state changed while work was pending", default=0
+    )
+    running_since_ms: int = documented(
+        "when a request was dispatched to it while none ran, or its state changed while some did", default=0
+    )
+    kv_stamp: int = documented("highest whole stamp in `kv:ID`", default=0)
+    version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod
     def parse(cls, text: bytes) -> InstanceRecord:
@@ -86,19 +101,26 @@ class InstanceRecord:
         seen_ms, has_work = self.last_prefill_ms, self.pending_tokens > self.deferred_tokens
         stalled_s = seconds_since(now_ms, seen_ms, self.work_since_ms) if has_work else 0.0
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
-        as_seen, state = _as_in_loads(self), _STATES[self.state]
-        return InstanceLoad(instance_id, state, *as_seen, hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)  # type: ignore[call-arg]
+        derived = (hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)
+        return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))
+
+    @property
+    def text(self) -> bytes:
+        """The text as which the store keeps it."""
+        return INSTANCE.pack(_in_text(self))
 
 
-_as_in_loads = attrgetter(
-    *("pending_tokens", "dispatched_tokens", "queued_requests", "running_requests", "context_tokens", "cached_blocks"),
-    *("tokens_per_s", "kv_capacity_tokens", "deferred_tokens", "passed_over_tokens", "dispatch_window_tokens"),
+_figures = attrgetter(
+    *("cached_blocks", "tokens_per_s", "kv_capacity_tokens", "passed_over_tokens", "dispatch_window_tokens"),
     *("max_running_requests", "max_queued_requests", "version"),
 )
-"""Fields in the order of ``InstanceLoad``."""
+"""What a load has of the record, in its order, beside the counts."""
+_counts = attrgetter(*COUNTED)
 _STATES = {str(state): state for state in InstanceState}
 _ROLES = {str(role) for role in Role}
-_DESCRIBED = [each.name for each in fields(InstanceSpec) if each.name in InstanceRecord.__slots__]
+_DESCRIBED = [
+    each.name for each in fields(InstanceSpec) if each.name in {known.name for known in fields(InstanceRecord)}
+]
 
 
 def described(spec: InstanceSpec) -> dict[str, Any]:
@@ -154,19 +176,21 @@ def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
 
 
-INSTANCE_ADDED: Final[Mapping[str, str | int]] = {"yielding_tokens": 0}
-PLACED_ADDED: Final[Mapping[str, str | int]] = {"band": 0}
-REPORTED_ADDED: Final[Mapping[str, str | int]] = {"tenant": "", "drawn": "", "account": "", "shares_as": ""}
-"""Fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are then."""
+def _added(kind: type[DataclassInstance], names: Sequence[str]) -> dict[str, str | int]:
+    """The fields that an older version beside this one does not write (``statestore.pool.schema``), and what they are
+    then."""
+    usual: dict[str, Any] = {each.name: each.default for each in fields(kind) if each.metadata["added"]}
+    return {name: each for name, each in usual.items() if name in names}
 
-INSTANCE: Final = Record(
-    [each.name for each in fields(InstanceRecord)],
-    INSTANCE_ADDED,
-    rare=next(place for place, each in enumerate(fields(InstanceRecord)) if each.name == "pending_tokens"),
-)
-_in_order = itemgetter(*INSTANCE.names)
-PLACED: Final = Record(PLACED_FIELDS, PLACED_ADDED)
-REPORTED: Final = Record(REPORTED_FIELDS, REPORTED_ADDED)
+
+_INSTANCE_FIELDS = [each.name for each in fields(InstanceRecord)]
+_RARE = [each.name for each in fields(InstanceRecord) if each.default is MISSING]
+"""What is described of an instance, or learned: no transition changes it."""
+_RECORDED = [*_RARE, *COUNTED, *(name for name in _INSTANCE_FIELDS if name not in (*_RARE, *COUNTED))]
+INSTANCE: Final = Record(_RECORDED, _added(InstanceRecord, _INSTANCE_FIELDS), rare=len(_RARE))
+_in_order, _in_text = itemgetter(*_INSTANCE_FIELDS), attrgetter(*INSTANCE.names)
+PLACED: Final = Record(PLACED_FIELDS, _added(StoredRequest, PLACED_FIELDS))
+REPORTED: Final = Record(REPORTED_FIELDS, _added(StoredRequest, REPORTED_FIELDS))
 
 
 REQUEST_TEXTS = ("placed", "told")
@@ -263,12 +287,15 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
 
 def lua_module() -> str:
     """The module ``records`` of the scripts: functions on the tables of instances and requests."""
+    figures = [each.name for each in fields(InstanceRecord) if each.name not in _TEXTS]
+    nothing = ", ".join([f"{name} = {int(name in _DESCRIBED)}" for name in figures])
     functions = {
         "complete_instance": INSTANCE.lua_complete("complete_instance", "instance"),
         "described_text": INSTANCE.lua_text("described_text", "instance", last=INSTANCE.rare),
         "rest_text": INSTANCE.lua_text("rest_text", "instance", first=INSTANCE.rare),
         "complete_placed": PLACED.lua_complete("complete_placed", "request"),
         "placed_text": PLACED.lua_text("placed_text", "request"),
+        "idle_instance": f"local function idle_instance()\nreturn {{ {nothing} }}\nend\n",
     }
     returned = ", ".join([f"{name} = {name}" for name in functions])
     return f"local format = string.format\n{''.join(functions.values())}return {{ {returned} }}\n"

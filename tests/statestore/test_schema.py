@@ -218,9 +218,11 @@ def test_a_field_that_an_older_version_did_not_write_has_a_value_in_python_and_i
 
     assert record.fields(older) == {"state": "held", "tokens": 3, "added": 7}
     assert record.fields(b'{"state":"held","tokens":3,"added":1}')["added"] == 1
-    code = record.lua("found")
+    functions = record.lua_complete("complete", "found") + record.lua_text("text", "found")
     lua = lua51.LuaRuntime()
-    write = lua.eval(f"function(found) {code['complete']} return string.format({code['format']}, {code['values']}) end")
+    write = lua.execute(
+        f"local format = string.format\n{functions}return function(found) complete(found) return text(found) end"
+    )
     assert orjson.loads(write(lua.table_from({"state": "held", "tokens": 3}))) == record.fields(older)
 
 

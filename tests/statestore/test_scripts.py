@@ -15,6 +15,7 @@ import redis
 
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.keys import KEY_NAMES, PoolKeys
+from dualmap.statestore.pool.rules import rules_module
 from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.records import lua_module
 from dualmap.statestore.redis import RedisStore
@@ -28,7 +29,7 @@ SCRIPTS = LOADED.by_name
 MODULES = {
     f"shared.{path.stem}" if path.parent != FOLDER else path.stem: path.read_text("utf-8")
     for path in FOLDER.rglob("*.lua")
-} | {"records": lua_module()}
+} | {"records": lua_module(), "rules": rules_module()}
 """The modules by their names."""
 
 
@@ -83,9 +84,7 @@ def test_what_the_loader_reads_of_a_module_is_all_that_it_requires() -> None:
 
 
 def test_every_name_that_a_module_returns_is_used_by_another_one() -> None:
-    returned = {
-        name: re.search(r"^return \{(.*)\}\s*\Z", text, re.MULTILINE | re.DOTALL) for name, text in MODULES.items()
-    }
+    returned = {name: re.search(r"^return \{([^{}]*)\}\s*\Z", text, re.MULTILINE) for name, text in MODULES.items()}
     named = [(name, field) for name, found in returned.items() if found for field in re.findall(r"(\w+) =", found[1])]
 
     assert named

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from dualmap.scheduling.state.instance import COUNTED
 from dualmap.statestore.records import InstanceRecord
 
 
@@ -30,10 +31,7 @@ class LoadView(StrEnum):
 
 READ_VIEWS = frozenset({LoadView.LATE, LoadView.GAUGES})
 
-COUNTED = (
-    "pending_tokens", "dispatched_tokens", "deferred_tokens", "passed_over_tokens", "yielding_tokens",
-    "context_tokens", "queued_requests", "running_requests",
-)  # fmt: skip
+SUMMED = (*COUNTED, "passed_over_tokens")
 """Counts of a record that add up over replicas."""
 STAMPED = ("last_prefill_ms", "work_since_ms", "running_since_ms")
 """Times of a record, of which the latest counts."""
@@ -118,7 +116,7 @@ class LoadReadings:
 
 def _known(own: SentLoad, loads: Sequence[SentLoad], kv_used_tokens: int | None) -> KnownLoad:
     mine = own.record
-    growth = {name: sum(getattr(load.record, name) for load in loads) - getattr(mine, name) for name in COUNTED}
+    growth = {name: sum(getattr(load.record, name) for load in loads) - getattr(mine, name) for name in SUMMED}
     stamps = {name: max((getattr(load.record, name) for load in loads), default=0) for name in STAMPED}
     return KnownLoad(
         {name: count for name, count in growth.items() if count},

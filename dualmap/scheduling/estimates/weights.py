@@ -4,8 +4,8 @@ The policy gives weights, once for a request. The store weighs the instances tha
 weighted sum over its *current* counts, and reserves there in the same step. So a decision is never stale, and the store
 knows no policy. All instances share the weights, since features are in seconds of the instance's own prefill rate.
 
-``features_of`` here and in ``statestore/lua/shared/weighing.lua`` are the arithmetic of the two books; only Python
-decides the weights.
+A feature is declared here alone: as a field of ``Form``, and by its name in ``features_at``, of which the scripts have
+a translation.
 """
 
 from __future__ import annotations
@@ -71,24 +71,41 @@ class Weights(NamedTuple):
 
 def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_tokens: int = 0) -> Form:
     """The features of an instance and a request that is to be placed there, whose hot prefix has so many tokens."""
-    rate, kv_demand = load.prefill_tokens_per_s, load.kv_demand
-    uncached_tokens, overtaken_tokens = chain.uncached_tokens(load.hit_blocks), load.overtaken_tokens
-    compute_s, dispatched_s, stalled_s = uncached_tokens / rate, load.dispatched_tokens / rate, load.stalled_s
+    uncached_tokens = chain.uncached_tokens(load.hit_blocks)
+    overtaken_tokens, stalled_s = load.overtaken_tokens, load.stalled_s
+    return features_at(
+        load, overtaken_tokens, stalled_s, stall_from_s, uncached_tokens, chain.prompt_tokens, hot_tokens
+    )
+
+
+def features_at(
+    instance: InstanceLoad,
+    overtaken_tokens: int,
+    stalled_s: float,
+    stall_from_s: float,
+    uncached_tokens: int,
+    prompt_tokens: int,
+    hot_tokens: int,
+) -> Form:
+    """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
+    (``statestore.pool.rules``) on the instance's record."""
+    rate, kv_demand = instance.prefill_tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
+    compute_s, dispatched_s = uncached_tokens / rate, instance.dispatched_tokens / rate
     return Form(
-        1.0,
-        (load.pending_tokens - overtaken_tokens) / rate,
-        overtaken_tokens / rate,
-        kv_demand,
-        compute_s,
-        uncached_tokens,
-        attention_pairs(uncached_tokens, chain.prompt_tokens),
-        compute_s * kv_demand,
-        stalled_s if stalled_s >= stall_from_s else 0.0,
-        min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
-        load.running_share,
-        compute_s * load.running_requests,
-        chain.prompt_tokens,
-        max(0, hot_tokens - chain.prompt_tokens + uncached_tokens) / rate,
+        constant=1.0,
+        ahead_s=(instance.pending_tokens - overtaken_tokens) / rate,
+        overtaken_s=overtaken_tokens / rate,
+        kv_demand=kv_demand,
+        compute_s=compute_s,
+        uncached_tokens=uncached_tokens,
+        attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
+        crowded_compute_s=compute_s * kv_demand,
+        stall_s=stalled_s if stalled_s >= stall_from_s else 0.0,
+        progress_s=min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
+        running_share=instance.running_requests / instance.max_running_requests,
+        decoding_compute_s=compute_s * instance.running_requests,
+        prompt_tokens=prompt_tokens,
+        hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
     )
 
 

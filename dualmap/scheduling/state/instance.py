@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from enum import StrEnum
-from typing import Protocol
+from operator import attrgetter
+from typing import Final, Protocol
 
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import documented, value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
 """Prefill rate that is assumed for an instance of which nothing else is known."""
@@ -77,7 +78,7 @@ class InstanceSpec:
 
 class Running(Protocol):
     """The requests that run on an instance, through whichever replica, as the store counts them
-    (``scheduling.state.request.StoredRequest.counts``). A load, a placement's reply and a grant have these counts."""
+    (``scheduling.state.request.counts_of``). A load, a placement's reply and a grant have these counts."""
 
     @property
     def running_requests(self) -> int: ...
@@ -87,30 +88,58 @@ class Running(Protocol):
         """Tokens of their contexts, with whole answers."""
 
 
-@value
-class InstanceLoad:
-    """One instance's load as one store call saw it, with the hit of one request's chain.
+@dataclass(frozen=True, kw_only=True)
+class LiveCounts:
+    """The counts of an instance that follow from its live requests: each of these adds its own
+    (``scheduling.state.request.counts_of``). Declared here alone, for the load, the record that the store keeps, and
+    the scripts that change it."""
 
-    ``pending_tokens`` counts uncached prompt tokens of queued and of dispatched requests whose prefill
-    has not finished; ``dispatched_tokens`` is the dispatched part of it.
-    """
+    pending_tokens: int = documented(
+        "uncached prompt tokens of held requests, and of dispatched ones before their first token", default=0
+    )
+    dispatched_tokens: int = documented("the dispatched part of `pending_tokens`", default=0)
+    deferred_tokens: int = documented(
+        "the part of `pending_tokens` that is deferred: no request on time waits for it", default=0
+    )
+    context_tokens: int = documented(
+        "expected context tokens of its running requests (prompt and expected output), shared prefixes counted for"
+        " each",
+        default=0,
+    )
+    queued_requests: int = documented("requests that are held for it", default=0)
+    running_requests: int = documented("requests that are dispatched, in prefill or in decode", default=0)
+    yielding_tokens: int = documented(
+        "of held requests that are not deferred and are of a band above the lowest: those of that one do not wait for"
+        " them",
+        default=0,
+        added=True,
+    )
+
+
+@value
+class Counts(LiveCounts):
+    """What requests add to the counts of an instance."""
+
+    @classmethod
+    def sum(cls, each: Sequence[Counts]) -> Counts:
+        return cls(**{name: sum(map(attrgetter(name), each)) for name in COUNTED})
+
+
+COUNTED: Final = tuple(each.name for each in fields(Counts))
+"""The names of these counts."""
+
+
+@value
+class InstanceLoad(LiveCounts):
+    """One instance's load as one store call saw it, with the hit of one request's chain."""
 
     instance_id: str
     state: InstanceState
-    pending_tokens: int = 0
-    dispatched_tokens: int = 0
-    queued_requests: int = 0
-    running_requests: int = 0
-    """Requests that are dispatched and unfinished, in prefill and in decode alike."""
-    context_tokens: int = 0
-    """Expected context tokens of the running requests (prompt and answer), shared prefixes counted for each."""
     cached_blocks: int = 0
     """Blocks the KV metadata lists for the instance, those of held requests included."""
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
     kv_capacity_tokens: int = 1_000_000
-    deferred_tokens: int = 0
-    """The deferred part of ``pending_tokens``: no request on time waits for it (``scheduling.queues.queue_order``)."""
     passed_over_tokens: int = 0
     """Tokens of held requests that the last plan passed over; some of them may have left since."""
     dispatch_window_tokens: int = 4096
@@ -147,9 +176,7 @@ class InstanceLoad:
     @property
     def overtaken_tokens(self) -> int:
         """The part of ``pending_tokens`` that a new request on time need not wait for."""
-        return overtaken_tokens(
-            self.pending_tokens, self.dispatched_tokens, self.deferred_tokens, self.passed_over_tokens
-        )
+        return overtaken_tokens(self)
 
     @property
     def kv_usage(self) -> float:
@@ -167,14 +194,15 @@ class InstanceLoad:
         return kv_demand(self.context_tokens, self.kv_capacity_tokens)
 
 
-def overtaken_tokens(pending_tokens: int, dispatched_tokens: int, deferred_tokens: int, passed_over_tokens: int) -> int:
+def overtaken_tokens(instance: InstanceLoad, yielding_tokens: int = 0) -> int:
     """Deferred tokens, and those that the last plan passed over, as far as they still wait.
 
     For a request of the lowest band the script that places it counts at least all that is held of other bands
-    (``statestore/lua/shared/instances.lua``): it alone knows the band, whose level it computes
-    (``scheduling.tenants.shares``).
+    (``yielding_tokens``): it alone knows the band, whose level it computes (``scheduling.tenants.shares``). One of a
+    tenant above its share does wait for deferred requests of tenants within theirs, which are not counted apart.
     """
-    return deferred_tokens + min(passed_over_tokens, pending_tokens - dispatched_tokens - deferred_tokens)
+    held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens
+    return instance.deferred_tokens + min(max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 
 
 def seconds_since(now_ms: int, last_prefill_ms: int, began_ms: int) -> float:

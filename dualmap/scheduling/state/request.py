@@ -6,12 +6,11 @@ change it: a grant makes a held request dispatched, its first token makes it pre
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.state.instance import Counts
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.values import documented, value
 
@@ -23,23 +22,6 @@ class RequestState(StrEnum):
     """Its instance may be sent it; its prefill has not finished."""
     PREFILLED = "prefilled"
     """Its first token came, or is presumed to have come."""
-
-
-class Counts(NamedTuple):
-    """Live requests and their tokens as an instance counts them, see ``scheduling.state.instance.InstanceLoad``."""
-
-    pending_tokens: int
-    dispatched_tokens: int
-    deferred_tokens: int
-    context_tokens: int
-    queued_requests: int
-    running_requests: int
-    yielding_tokens: int = 0
-
-    @classmethod
-    def sum(cls, requests: Iterable[StoredRequest]) -> Counts:
-        """The sum of the counts of the requests."""
-        return cls(*map(sum, zip([0] * len(cls._fields), *(request.counts for request in requests), strict=True)))
 
 
 @value
@@ -82,29 +64,32 @@ class StoredRequest:
         default="",
         reported=True,
     )
-    tenant: str = documented("who it is for; may be empty", default="", reported=True)
+    tenant: str = documented("who it is for; may be empty", default="", reported=True, added=True)
     drawn: str = documented(
-        "what it took of its tenant's budgets: each budget and its cost, separated by blanks", default="", reported=True
+        "what it took of its tenant's budgets: each budget and its cost, separated by blanks",
+        default="",
+        reported=True,
+        added=True,
     )
     account: str = documented(
         "account that it is metered for: tenant, key, class (or `-`) and model, separated by blanks; empty: none",
         default="",
         reported=True,
+        added=True,
     )
     leg: Leg = documented("`whole`, or the `prefill` or `decode` leg of a split request", default=Leg.WHOLE)
     shares_as: str = documented(
         "the name in the books of shares under which its work is entered; empty: no books are kept",
         default="",
         reported=True,
+        added=True,
     )
-    band: int = documented("what is passed over before it in its queue: all of a higher band", default=0)
+    band: int = documented("what is passed over before it in its queue: all of a higher band", default=0, added=True)
 
     @property
     def context_tokens(self) -> int:
         """KV memory it takes once dispatched, in tokens."""
-        if self.leg is Leg.PREFILL:
-            return self.prompt_tokens
-        return self.stored_tokens + self.prompt_tokens + self.expected_output_tokens
+        return context_tokens_of(self)
 
     def moved(self, instance_id: str, uncached_tokens: int) -> StoredRequest:
         """Return the record in another instance's queue; the former one is its next best.
@@ -126,13 +111,40 @@ class StoredRequest:
     @property
     def counts(self) -> Counts:
         """The counts that the request adds to its instance in its present state."""
-        tokens = self.uncached_tokens
-        if self.state is RequestState.HELD:
-            yields = self.band > 0 and not self.deferred
-            return Counts(tokens, 0, tokens if self.deferred else 0, 0, 1, 0, tokens if yields else 0)
-        if self.state is RequestState.DISPATCHED:
-            return Counts(tokens, tokens, 0, self.context_tokens, 0, 1)
-        return Counts(0, 0, 0, self.context_tokens, 0, 1)
+        return counts_of(self)
+
+
+def context_tokens_of(request: StoredRequest) -> int:
+    """See ``StoredRequest.context_tokens``. The scripts run the same rule."""
+    if request.leg is Leg.PREFILL:
+        return request.prompt_tokens
+    return request.prompt_tokens + request.stored_tokens + request.expected_output_tokens
+
+
+def counts_of(request: StoredRequest) -> Counts:
+    """The counts that a request adds to its instance in its present state. The scripts run the same rule."""
+    tokens, deferred = request.uncached_tokens, request.deferred
+    if request.state is RequestState.HELD:
+        return Counts(
+            pending_tokens=tokens,
+            deferred_tokens=deferred * tokens,
+            queued_requests=1,
+            yielding_tokens=(1 - deferred) * tokens if request.band > 0 else 0,
+        )
+    if request.state is RequestState.DISPATCHED:
+        return Counts(
+            pending_tokens=tokens,
+            dispatched_tokens=tokens,
+            context_tokens=context_tokens_of(request),
+            running_requests=1,
+        )
+    return Counts(context_tokens=context_tokens_of(request), running_requests=1)
+
+
+def growth_at_prefill(request: StoredRequest) -> Counts:
+    """The growth of its instance's counts as a dispatched request becomes prefilled: the difference of ``counts_of``,
+    which follows from where the request was placed alone. The scripts run the same rule."""
+    return Counts(pending_tokens=-request.uncached_tokens, dispatched_tokens=-request.uncached_tokens)
 
 
 REPORTED_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["reported"])

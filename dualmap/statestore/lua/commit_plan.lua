@@ -10,6 +10,7 @@ local instances = require('shared.instances')
 local kv = require('shared.kv')
 local queue_log = require('shared.queue_log')
 local requests = require('shared.requests')
+local rules = require('rules')
 local shares = require('shared.shares')
 local write_books = require('shared.book_end')
 local call, format, match = redis.call, string.format, string.match
@@ -30,7 +31,7 @@ local function dispatch(request)
     call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
-  local held = requests.context_tokens_of(request) / instance.kv_capacity_tokens
+  local held = rules.context_tokens_of(request) / instance.kv_capacity_tokens
   shares.give_work(request.told.shares_as, request.uncached_tokens / instance.tokens_per_s, held)
 end
 

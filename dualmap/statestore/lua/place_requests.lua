@@ -20,12 +20,13 @@ local prefix_index = require('shared.prefix_index')
 local queue_log = require('shared.queue_log')
 local records = require('records')
 local requests = require('shared.requests')
+local rules = require('rules')
 local shares = require('shared.shares')
 local usage = require('shared.usage')
 local weighing = require('shared.weighing')
 local write_books = require('shared.book_end')
 local call, format, sub, max, decode = redis.call, string.format, string.sub, math.max, cjson.decode
-local placed_text = records.placed_text
+local finds_memory, placed_text = rules.finds_memory, records.placed_text
 local pack, unpack_from = struct.pack, struct.unpack
 
 local FIRST_REQUEST = 3
@@ -147,7 +148,7 @@ local function goes_at_once(instance, tokens, rank_ms, band)
   if placement.band == 0 and band < terms.share_first_above and not is_late then
     waits = instance.pending_tokens > instance.dispatched_tokens + instance.deferred_tokens
   end
-  return not waits and (not placement.defers or instances.finds_memory(instance, tokens)) and (
+  return not waits and (not placement.defers or finds_memory(tokens, instance, instance.kv_capacity_tokens)) and (
     instances.has_room(instance, placement.at_once and math.huge) and (is_idle or not is_late)
     or placement.defers and instances.is_calm(instance, tokens, rank_ms, now_ms))
 end
@@ -256,7 +257,7 @@ local function place_one(told, head)
   if goes_now and instance.queued_requests > 0 and not decodes then
     queue_log.log_dispatch(instance, 'passed', request, now_ms)
   end
-  local held = goes_now and requests.context_tokens_of(request) / instance.kv_capacity_tokens or 0
+  local held = goes_now and rules.context_tokens_of(request) / instance.kv_capacity_tokens or 0
   if sender then
     local work_s = tokens / instance.tokens_per_s
     local sent, given = placement.told.attempt == 1 and work_s or 0, goes_now and work_s or 0

@@ -13,6 +13,7 @@ local budgets = require('shared.budgets')
 local instances = require('shared.instances')
 local records = require('records')
 local requests = require('shared.requests')
+local rules = require('rules')
 local shares = require('shared.shares')
 local usage = require('shared.usage')
 local write_books = require('shared.book_end')
@@ -35,8 +36,7 @@ local function prefill(id, note, seen, instance_id)
     return nil
   end
   local tokens = request.uncached_tokens
-  instance.pending_tokens = instance.pending_tokens - tokens
-  instance.dispatched_tokens = instance.dispatched_tokens - tokens
+  rules.count_prefill(request, instance, 1)
   request.state = 'prefilled'
   if seen then
     if note ~= '' then
@@ -105,7 +105,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   if instance then
     requests.leave(instance, request)
     if request.dispatched_ms > 0 then
-      local held = requests.context_tokens_of(request) / instance.kv_capacity_tokens
+      local held = rules.context_tokens_of(request) / instance.kv_capacity_tokens
       shares.free_memory(request.told.shares_as, held, now_ms - request.dispatched_ms)
     end
   end

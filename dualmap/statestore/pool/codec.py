@@ -26,7 +26,7 @@ from dualmap.scheduling.tenants.shares import Work, grown
 from dualmap.statestore.answers import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
-from dualmap.statestore.records import INSTANCE, InstanceRecord, described, load_from
+from dualmap.statestore.records import InstanceRecord, described, load_from
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -123,7 +123,7 @@ def notes_from(texts: Mapping[bytes, bytes]) -> dict[str, Note]:
 
 def new_record(spec: InstanceSpec) -> bytes:
     """The record of an instance without requests and blocks."""
-    return INSTANCE.pack(astuple(InstanceRecord(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)))
+    return InstanceRecord(**described(spec), tokens_per_s=spec.prefill_tokens_per_s).text
 
 
 class LoadReader:

@@ -23,8 +23,8 @@ from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceLoad
-from dualmap.scheduling.state.request import Counts, StoredRequest
+from dualmap.scheduling.state.instance import Counts, InstanceLoad
+from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
@@ -266,7 +266,7 @@ class PoolStore(Changes):
             if spec is None or record is None:
                 return len(lost), Change(commands, read, drawn=drawn)
             read.append((keys.instances, instance_id, spec))
-            counts = Counts.sum(lost)
+            counts = Counts.sum([each.counts for each in lost])
             stamps = {instance_id: dict.fromkeys(InstanceRecord.parse(record).begins(counts), now_ms)}
             grown = growth(counts) | {"version": len(lost) - 1}  # it grows with every change
             return len(lost), Change(commands, read, None, stamps, {instance_id: grown}, counted=True, drawn=drawn)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_log import QUEUE_LOG, QueueStep, StepKind, Wait, WaitEnd, wait_in_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder, in_class_order
 from dualmap.scheduling.queues.rebalance import MOVE_LIMIT, HotQueue, MigrateStatus, Migration
-from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
+from dualmap.scheduling.state.instance import Counts
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
@@ -176,4 +178,4 @@ def listed(keys: PoolKeys, request: StoredRequest, order: QueueOrder) -> Command
 
 def growth(counts: Counts, sign: int = 1) -> dict[str, int]:
     """The growth of an instance's counts where such a request comes, or with -1 where it goes."""
-    return {name: sign * each for name, each in counts._asdict().items()}
+    return {name: sign * each for name, each in asdict(counts).items()}

@@ -4,9 +4,8 @@ A version writes fields that the one before did not know, and both run beside ea
 rules make that work, as long as a change keeps to them:
 
 - A reader leaves unknown fields out. A process of the older version keeps none of them when it writes a record again.
-- A field that may be missing, as an older version wrote the record, has a value that stands for it:
-  ``INSTANCE_ADDED``, ``PLACED_ADDED`` and ``REPORTED_ADDED`` in ``statestore.records``, the default of its dataclass
-  elsewhere. So a new field must be one whose loss costs an estimate and no count.
+- A field that may be missing, as an older version wrote the record, has a value that stands for it: its default. In the
+  records of instances and requests it is declared as ``added``. So a new field must be one whose loss costs an estimate and no count.
 
 ``SCHEMA`` grows with every such change. A change that breaks one of these rules (a field goes, or means something else;
 a key changes its type; a script counts otherwise) also raises ``OLDEST_BESIDE`` to the new number: older versions may

@@ -2,15 +2,16 @@
 
 Each file there is a module of plain Lua 5.1, which any editor and ``luacheck`` read. ``require('shared.kv')`` gives
 what the module ``shared/kv.lua`` returns, as Lua's own ``require`` does; that form, with the name as a text, is the
-only one. ``require('records')`` gives functions that are written from Python's declarations
-(``statestore/records.py``). A module of ``lua/`` itself is a script: it returns a function, which is given the time and
-returns the reply.
+only one. Two modules are written from Python's declarations: ``require('records')`` gives functions on records
+(``statestore/records.py``), ``require('rules')`` rules of ``scheduling`` (``statestore/pool/rules.py``). A module of
+``lua/`` itself is a script: it returns a function, which is given the time and returns the reply.
 
 Servers that have functions (Redis 7, Valkey) get all scripts as one library, whose modules are run once, at the first
 call: while a server loads a library, nothing of Lua is there yet. What a module keeps in its local names stays for
-later calls. Where that holds for one call only, the module returns a function ``begin``, which is called before each
-script that uses the module. After a call that failed all modules are run again, since it may have left anything half
-done. Other servers (Redis 6.2) get each script as a whole, with the modules that it uses, which are run at every call.
+later calls. Where that holds for one call only, it is reset at the end of the call, or by a function ``begin`` that the
+module returns, which is called before each script that uses the module. After a call that failed all modules are run
+again, since it may have left anything half done. Other servers (Redis 6.2) get each script as a whole, with the modules
+that it uses, which are run at every call.
 
 Every script is run by ``shared/call.lua``, which refuses a call that its caller gave up before it arrived.
 
@@ -56,6 +57,7 @@ from dualmap.scheduling.tenants.shares import (
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
 from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, CONFIRMED_STAMP, WORK, packed_counts
+from dualmap.statestore.pool.rules import rules_module
 from dualmap.statestore.records import lua_module
 
 LEAST_LOADED = 2
@@ -79,8 +81,8 @@ _REQUIRED = re.compile(r"\brequire\('([\w.]+)'\)")
 _BEGINS = re.compile(r"^local function begin\(\)", re.MULTILINE)
 _COMMENT_LINE = re.compile(r"^ *--.*\n?|^\n", re.MULTILINE)
 _NAME = re.compile(r"(?<![\w.'])(terms|keys)\.(\w+)")
-_RECORDS: Final = "records"
-"""The module that is written from Python's declarations."""
+_WRITTEN: Final = {"records": lua_module, "rules": rules_module}
+"""Modules that are written from Python's declarations."""
 _RUNNER: Final = "shared.call"
 """The module that runs every script."""
 
@@ -127,7 +129,7 @@ def load_scripts(scheduling: SchedulingSettings) -> Scripts:
     values["terms", "refused"] = "'" + "".join([f"\\{each:03}" for each in packed_counts(Counts(refused=1))]) + "'"
     values["terms", "budget_kinds"] = "{ " + ", ".join(map(repr, KINDS)) + " }"
     modules = {name: _NAME.sub(lambda found: values[found[1], found[2]], text) for name, text in _modules().items()}
-    names = [name for name in modules if "." not in name and name != _RECORDS]
+    names = [name for name in modules if "." not in name and name not in _WRITTEN]
     library = _library(modules, names)
     library_name = f"{LIBRARY_PREFIX}{_sha1(library)[:16]}"
     registered = [f"redis.register_function('{name}_{library_name}', called('{name}'))\n" for name in names]
@@ -147,7 +149,7 @@ def _sha1(source: str) -> str:
 def _modules() -> Mapping[str, str]:
     """The text of each module by its name, without comments. Read once: a replica without its store must not wait."""
     folder = files("dualmap.statestore") / "lua"
-    texts = {_RECORDS: lua_module()}
+    texts = {name: text() for name, text in _WRITTEN.items()}
     for prefix, place in (("shared.", folder / "shared"), ("", folder)):
         for entry in sorted(place.iterdir(), key=lambda entry: entry.name):
             if entry.name.endswith(".lua"):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields, replace
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -20,8 +20,8 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.request.metering import used_by_lost
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
-from dualmap.scheduling.state.instance import InstanceSpec, Role
-from dualmap.scheduling.state.request import Counts, RequestState
+from dualmap.scheduling.state.instance import Counts, InstanceSpec, Role
+from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.answers import DiscoveryStatus, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvEventRecord
@@ -269,7 +269,7 @@ class Upkeep(Changes):
         strays += [("ZREM", listed[1], entry) for entry in {*running} - {*map(str.encode, sent)}]
         damaged = await self._unreadable_requests([name for name in names if name not in found])
         strays += [("DEL", key) for key in damaged]
-        sums = Counts.sum([*held.values(), *sent.values()])._asdict()
+        sums = asdict(Counts.sum([each.counts for each in (*held.values(), *sent.values())]))
         if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False
         read = [(records, instance_id, record), *((key, "placed", placed) for key, placed in damaged.items())]
@@ -296,11 +296,9 @@ def _mended_record(spec: InstanceSpec, text: bytes) -> bytes | None:
     except orjson.JSONDecodeError:
         told = None
     told = {**INSTANCE.added, **told} if isinstance(told, dict) else {}
-    fixed, wrong = described(spec), False
+    fixed, readable = described(spec), dict[str, Any]()
     for each in fields(InstanceRecord):
         given, right = told.get(each.name), fixed.get(each.name)
         if given == right if each.name in fixed else codec.is_count(given, positive=each.name == "tokens_per_s"):
-            setattr(usual, each.name, given)
-        else:
-            wrong = True
-    return INSTANCE.pack([getattr(usual, name) for name in INSTANCE.names]) if wrong else None
+            readable[each.name] = given
+    return replace(usual, **readable).text if len(readable) < len(fields(InstanceRecord)) else None

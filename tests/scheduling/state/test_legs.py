@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from dualmap.scheduling.state.instance import Role
+from dualmap.scheduling.state.instance import Counts, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of, serves
-from dualmap.scheduling.state.request import Counts, RequestState, StoredRequest
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 
 def request(leg: Leg, state: RequestState) -> StoredRequest:
@@ -18,12 +18,14 @@ def test_a_prefill_leg_goes_to_no_decode_instance_and_a_decode_leg_to_no_prefill
 
 
 def test_a_prefill_leg_takes_the_memory_of_its_prompt_until_it_ends() -> None:
-    assert request(Leg.PREFILL, RequestState.DISPATCHED).counts == Counts(300, 300, 0, 1000, 0, 1)
-    assert request(Leg.PREFILL, RequestState.PREFILLED).counts == Counts(0, 0, 0, 1000, 0, 1)
+    assert request(Leg.PREFILL, RequestState.DISPATCHED).counts == Counts(
+        pending_tokens=300, dispatched_tokens=300, context_tokens=1000, running_requests=1
+    )
+    assert request(Leg.PREFILL, RequestState.PREFILLED).counts == Counts(context_tokens=1000, running_requests=1)
 
 
 def test_a_decode_leg_counts_as_context_alone() -> None:
-    assert request(Leg.DECODE, RequestState.PREFILLED).counts == Counts(0, 0, 0, 1050, 0, 1)
+    assert request(Leg.DECODE, RequestState.PREFILLED).counts == Counts(context_tokens=1050, running_requests=1)
 
 
 def test_the_legs_of_a_request_have_ids_of_their_own() -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.state.request import Counts, StoredRequest
+from dualmap.scheduling.state.instance import Counts
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState as State
+from dualmap.scheduling.state.request import StoredRequest, growth_at_prefill
 
 
 def request(state: State, *, deferred: bool = False, band: int = 0) -> StoredRequest:
@@ -36,11 +40,27 @@ def test_its_instance_counts_it_by_its_state() -> None:
     )
 
     assert [each.counts for each in lives] == [
-        (100, 0, 0, 0, 1, 0, 0),
-        (100, 0, 0, 0, 1, 0, 100),
-        (100, 0, 100, 0, 1, 0, 0),
-        (100, 100, 0, 1156, 0, 1, 0),
-        (0, 0, 0, 1156, 0, 1, 0),
+        Counts(pending_tokens=100, queued_requests=1),
+        Counts(pending_tokens=100, queued_requests=1, yielding_tokens=100),
+        Counts(pending_tokens=100, deferred_tokens=100, queued_requests=1),
+        Counts(pending_tokens=100, dispatched_tokens=100, context_tokens=1156, running_requests=1),
+        Counts(context_tokens=1156, running_requests=1),
     ]
-    assert Counts.sum(lives) == Counts(400, 100, 100, 2312, 3, 2, 100)
-    assert Counts.sum(()) == Counts(0, 0, 0, 0, 0, 0)
+    assert Counts.sum([each.counts for each in lives]) == Counts(
+        pending_tokens=400,
+        dispatched_tokens=100,
+        deferred_tokens=100,
+        context_tokens=2312,
+        queued_requests=3,
+        running_requests=2,
+        yielding_tokens=100,
+    )
+    assert Counts.sum(()) == Counts()
+
+
+@pytest.mark.parametrize("leg", [*Leg])
+def test_the_first_token_changes_the_counts_by_what_follows_from_the_placement_alone(leg: Leg) -> None:
+    dispatched = replace(request(State.DISPATCHED, band=2), leg=leg)
+    prefilled = replace(dispatched, state=State.PREFILLED)
+
+    assert Counts.sum([dispatched.counts, growth_at_prefill(dispatched)]) == prefilled.counts

@@ -1,15 +1,9 @@
 -- Budgets that are divided among pools (scheduling/tenants/allotments.py). A hash has the parts of this pool, by their
 -- names, as 'PART OF STAMP REST': its part of an amount, the stamp of that change, and the amount that was unused in
 -- other pools then.
+local books = require('shared.books')
+local kept = books.kept
 local call, format, floor, match = redis.call, string.format, math.floor, string.match
-
--- The texts of parts that a call has read, by the name of the budget, false where there is none.
-local part_texts
-
--- Before each call.
-local function begin()
-  part_texts = {}
-end
 
 -- The part of a budget of this amount that a pool has, by its text: what it begins with where nothing is allotted. Also
 -- whether it was allotted of this amount, the stamp, and what other pools had left.
@@ -30,7 +24,7 @@ end
 -- The part of a budget that this pool has, and what leaks of it a second, and what is unused in other pools. 'division'
 -- has its name, the part that the pool begins with, and the pools. Also whether it was allotted of this amount.
 local function divided(division, amount)
-  local name = division[1]
+  local name, part_texts = division[1], kept.part_texts -- false where there is none
   if part_texts[name] == nil then
     part_texts[name] = call('HGET', keys.budgets_allotted, name)
   end
@@ -38,4 +32,4 @@ local function divided(division, amount)
   return part, part / 60, rest, is_right
 end
 
-return { begin = begin, part_of = part_of, want = want, divided = divided }
+return { part_of = part_of, want = want, divided = divided }

@@ -14,6 +14,7 @@ local function write_books(at_ms)
     read_books(names, at_ms)
     budgets.enter_given_back(at_ms)
     shares.enter_given_work()
+    kept.has_ends = false
   end
   if kept.has_changes then
     shares.list_active(at_ms)

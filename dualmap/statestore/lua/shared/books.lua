@@ -18,15 +18,18 @@ local SENT, GIVEN, AT, WEIGHT, SEEN, HELD, RAISED, BUDGETS = 2, 3, 4, 5, 6, 7, 8
 -- Kinds of limits, in order of their numbers, from 0.
 local KINDS = terms.budget_kinds
 
--- The books that a call has read, by name, true while they are read; whether any of them is changed, the sums are, and
--- anything is entered at the end of the call; and the sums: of work, nil until it is read, of weights and of the memory
--- held, and where the last tenant above its share stands, by weight.
-local kept = {}
+-- The books that a call has read, by name, true while they are read, and the texts of parts (shared/allotments.lua);
+-- whether any book is read, any is changed, the sums are, and anything is entered at the end of the call; and the
+-- sums: of work, nil until it is read, of weights and of the memory held, and where the last tenant above its share
+-- stands, by weight.
+local kept = { is_read = true }
 
 -- Before each call.
 local function begin()
-  kept.books, kept.has_changes, kept.has_sums, kept.has_ends = {}, false, false, false
-  kept.given, kept.weights, kept.held, kept.leads = nil, 0, 0, 0
+  if kept.is_read then
+    kept.books, kept.part_texts, kept.is_read, kept.has_changes, kept.has_sums = {}, {}, false, false, false
+    kept.given, kept.weights, kept.held, kept.leads = nil, 0, 0, 0
+  end
 end
 
 -- Formats of books with so many budgets, and of so many doubles.
@@ -119,8 +122,12 @@ end
 
 -- Reads books; with them the sums, where a name is '*'.
 local function read_books(names, at_ms)
+  if not names[1] then
+    return
+  end
   local books = kept.books
-  for place, text in ipairs(names[1] and call('HMGET', keys.books, unpack(names)) or names) do
+  kept.is_read = true
+  for place, text in ipairs(call('HMGET', keys.books, unpack(names))) do
     local name = names[place]
     if name ~= '*' then
       books[name] = book_from(text, at_ms)

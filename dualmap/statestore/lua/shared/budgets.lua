@@ -23,13 +23,8 @@ local weighed = {}
 -- The amounts that were used then, and of each budget that is divided, behind them, the part and the rest.
 local found = {}
 
--- Until its end a call keeps what requests give back, as draws, their time, ….
+-- Until its end (shared/book_end.lua) a call keeps what requests give back, as draws, their time, ….
 local given_back
-
--- Before each call.
-local function begin()
-  given_back = nil
-end
 
 -- Adds the names of the books that draws need, unless this call has read them.
 local function add_names_of(names, draws)
@@ -212,6 +207,7 @@ local function enter_given_back(at_ms)
   for first = 1, given_back and #given_back or 0, 2 do
     take_draws(given_back[first], given_back[first + 1], at_ms)
   end
+  given_back = nil
 end
 
 -- Draws again what the store lost, as the records of requests have it. Of a budget that leaks nothing has leaked since
@@ -240,7 +236,6 @@ local function draw_again(records, at_ms)
 end
 
 return {
-  begin = begin,
   add_names_of = add_names_of,
   place_of = place_of,
   settle = settle,

@@ -2,9 +2,11 @@
 -- changed as a table, written once. Every change grows its version, by which plans are committed.
 local decoded = require('shared.decoded')
 local records = require('records')
+local rules = require('rules')
 local complete_instance = records.complete_instance
 local described_text, rest_text = records.described_text, records.rest_text
-local call, max, min = redis.call, math.max, math.min
+local overtaken_tokens, is_calm_with = rules.overtaken_tokens, rules.is_calm
+local call = redis.call
 
 -- Instances that this call has read.
 local instances
@@ -68,28 +70,18 @@ local function has_room(instance, windows)
     and instance.running_requests < instance.max_running_requests
 end
 
--- Whether a request with so many tokens to prefill may join what runs: it is not long, or fits
--- (scheduling/queues/queue_order.py).
-local function finds_memory(instance, tokens)
-  return instance.running_requests == 0 or tokens <= terms.long_share * instance.kv_capacity_tokens
-    or instance.context_tokens + tokens <= instance.kv_capacity_tokens
-end
-
 -- Whether one more may be dispatched as no deadline is at stake: all work, so many more tokens included, is done by
 -- then. Nothing may be deferred meanwhile, unless classes fill idle room (terms.fills): then some always is.
 local function is_calm(instance, tokens, deadline_ms, now_ms)
   local on_time_tokens = instance.pending_tokens - instance.deferred_tokens
   return (instance.deferred_tokens == 0 or terms.fills == 1) and has_room(instance, terms.calm_windows)
-    and now_ms + (on_time_tokens + tokens) * 1000 / instance.tokens_per_s <= deadline_ms
+    and is_calm_with(on_time_tokens + tokens, instance.tokens_per_s, now_ms, deadline_ms)
 end
 
--- Tokens that a new request on time need not wait for: those that are deferred (one of a tenant above its share does
--- wait for those of tenants within theirs, which are not counted apart), and those that the last plan passed over,
--- while they are held; also those that yield to the lowest band, where it precedes others.
-local function overtaken_tokens(instance, precedes)
-  local held_tokens = instance.pending_tokens - instance.dispatched_tokens - instance.deferred_tokens
-  local yielding_tokens = precedes and instance.yielding_tokens or 0
-  return instance.deferred_tokens + min(max(instance.passed_over_tokens, yielding_tokens), held_tokens)
+-- Tokens that a new request on time need not wait for; with those that yield to the lowest band, where it precedes
+-- others.
+local function overtaken_by(instance, precedes)
+  return overtaken_tokens(instance, precedes and instance.yielding_tokens or 0)
 end
 
 -- The part of its text that transitions do not change is made once; a script that changes it clears 'described'.
@@ -104,7 +96,7 @@ local function write(instance)
   instance.version = instance.version + 1
   write_record(instance)
   if takes_requests(instance) then
-    local ahead_s = (instance.pending_tokens - overtaken_tokens(instance)) / instance.tokens_per_s
+    local ahead_s = (instance.pending_tokens - overtaken_tokens(instance, 0)) / instance.tokens_per_s
     local work_s = ahead_s + terms.kv_weight_s * (instance.context_tokens / instance.kv_capacity_tokens)
     call('ZADD', keys.least_loaded .. instance.role, work_s, instance.id)
   else
@@ -147,9 +139,8 @@ return {
   read_several = read_several,
   takes_requests = takes_requests,
   has_room = has_room,
-  finds_memory = finds_memory,
   is_calm = is_calm,
-  overtaken_tokens = overtaken_tokens,
+  overtaken_by = overtaken_by,
   write_record = write_record,
   write = write,
   head_entries = head_entries,

@@ -2,7 +2,9 @@
 -- its replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
 local decoded = require('shared.decoded')
 local records = require('records')
+local rules = require('rules')
 local complete_placed, placed_text = records.complete_placed, records.placed_text
+local count = rules.count
 local call = redis.call
 
 -- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request, and then
@@ -28,37 +30,10 @@ local function listed_as(request)
   return request.id .. ' ' .. request.uncached_tokens
 end
 
--- Tokens of KV memory that a request takes once it is dispatched.
-local function context_tokens_of(request)
-  local told = request.told
-  if request.leg == 'prefill' then
-    return told.prompt_tokens
-  end
-  return told.prompt_tokens + told.stored_tokens + told.expected_output_tokens
-end
-
-local function count(instance, request, sign)
-  local tokens = sign * request.uncached_tokens
-  if request.state ~= 'prefilled' then
-    instance.pending_tokens = instance.pending_tokens + tokens
-  end
-  if request.state == 'held' then
-    instance.queued_requests = instance.queued_requests + sign
-    instance.deferred_tokens = instance.deferred_tokens + request.deferred * tokens
-    if request.band > 0 then
-      instance.yielding_tokens = instance.yielding_tokens + (1 - request.deferred) * tokens
-    end
-    return
-  end
-  instance.dispatched_tokens = instance.dispatched_tokens + (request.state == 'dispatched' and tokens or 0)
-  instance.running_requests = instance.running_requests + sign
-  instance.context_tokens = instance.context_tokens + sign * context_tokens_of(request)
-end
-
 -- Counts and lists a request on an instance.
 local function enter(instance, request, rank, now_ms)
   local had_work, ran = instance.pending_tokens > instance.deferred_tokens, instance.running_requests > 0
-  count(instance, request, 1)
+  count(request, instance, 1)
   if not ran and instance.running_requests > 0 then
     instance.running_since_ms = now_ms
   end
@@ -74,7 +49,7 @@ end
 
 -- The reverse.
 local function leave(instance, request)
-  count(instance, request, -1)
+  count(request, instance, -1)
   if request.state == 'held' then
     call('ZREM', keys.queue .. instance.id, listed_as(request))
   else
@@ -85,7 +60,6 @@ end
 return {
   read = read,
   write_placed = write_placed,
-  context_tokens_of = context_tokens_of,
   enter = enter,
   leave = leave,
 }

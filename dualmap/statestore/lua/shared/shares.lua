@@ -8,14 +8,9 @@ local call, format, ceil, log, max, min = redis.call, string.format, math.ceil, 
 
 local SEEN_EVERY_MS = 1000
 
--- Until its end a call keeps the tenants that it saw, as time, name, …; and what instances were given of tenants, as
--- name, work, the memory that is held from then on, ….
+-- Until its end (shared/book_end.lua) a call keeps the tenants that it saw, as time, name, …; and what instances were
+-- given of tenants, as name, work, the memory that is held from then on, ….
 local tenants_seen, work_given
-
--- Before each call.
-local function begin()
-  tenants_seen, work_given = nil, nil
-end
 
 -- A tenant's level, whether it is within its share while others are active, its share in seconds, and where it stands
 -- if it is above that. scheduling/tenants/shares.py says what levels mean, and why they are computed here.
@@ -88,6 +83,7 @@ local function enter_given_work()
       enter_work(book, 0, work_given[first + 1], work_given[first + 2])
     end
   end
+  work_given = nil
 end
 
 -- Forgets the work of tenants that were not active for long, at most so many at a time.
@@ -111,11 +107,11 @@ local function list_active(at_ms)
   if tenants_seen then
     call('ZADD', keys.shares_active, unpack(tenants_seen))
     forget_inactive(#tenants_seen, at_ms)
+    tenants_seen = nil
   end
 end
 
 return {
-  begin = begin,
   level_of = level_of,
   send_work = send_work,
   give_work = give_work,

@@ -8,14 +8,9 @@ local pack, unpack_from = struct.pack, struct.unpack
 -- The counts of one request that was refused.
 local REFUSED = terms.refused
 
--- Until its end a call keeps the counts that it meters, packed, by account, these accounts in order, and the records of
--- the log.
+-- Until its end (write_usage) a call keeps the counts that it meters, packed, by account, these accounts in order, and
+-- the records of the log.
 local account_counts, accounts, usage_records
-
--- Before each call.
-local function begin()
-  account_counts, accounts, usage_records = nil, nil, nil
-end
 
 -- Two texts of packed counts as one.
 local function counts_together(one, other)
@@ -75,6 +70,7 @@ local function write_usage(at_ms)
     for _, record in ipairs(usage_records) do
       call('XADD', keys.usage_log, 'MAXLEN', '~', terms.usage_log, '*', 'record', at .. record)
     end
+    usage_records = nil
   end
   if not accounts then
     return
@@ -87,11 +83,11 @@ local function write_usage(at_ms)
     written[2 * place] = '\0' .. (former and counts_together(former, counts) or counts)
   end
   call('HSET', key, unpack(written))
+  account_counts, accounts = nil, nil
 end
 
 return {
   REFUSED = REFUSED,
-  begin = begin,
   add_usage = add_usage,
   remember_lost = remember_lost,
   meter = meter,
