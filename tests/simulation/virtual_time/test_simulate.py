@@ -40,9 +40,9 @@ def figures(result: RunResult) -> dict[str, object]:
 def test_a_burst_at_once_is_all_served_and_about_as_soon_as_from_an_engines_own_queue(
     policy: PolicyName, tokens: int
 ) -> None:
-    # given as many requests on one instance as would be late by minutes
+    # given as many requests on one instance as would be late by far
     blocks = -(-tokens // 512)
-    ids = [tuple(range(first, first + blocks)) for first in range(0, 1200 * blocks, blocks)]
+    ids = [tuple(range(first, first + blocks)) for first in range(0, 400 * blocks, blocks)]
     burst = Trace("burst", 512, tuple(TraceRequest(0.0, tokens, 16, each) for each in ids))
 
     def run(dispatch: Dispatch | None) -> RunResult:
@@ -191,7 +191,7 @@ def test_what_may_move_or_be_reordered_is_held_and_all_else_is_sent_at_once() ->
 
 
 def test_only_dualmap_migrates() -> None:
-    trace = toolagent(requests=1000, seed=1).capped(20_480).at_rate(14.0)
+    trace = toolagent(requests=400, seed=1).capped(20_480).at_rate(14.0)
 
     assert simulate(trace, scenario("dualmap", instances=8)).migrations > 0
     assert simulate(trace, scenario("dualmap-no-rebalance", instances=8)).migrations == 0
@@ -232,7 +232,7 @@ def test_instances_that_join_take_load_and_those_that_leave_finish_theirs() -> N
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_late_requests_are_refused_where_the_operator_wants_it(seed: int) -> None:
-    overload = conversation(requests=1200, seed=seed).capped(20_480).at_rate(8.0)
+    overload = conversation(requests=600, seed=seed).capped(20_480).at_rate(8.0)
 
     serving = simulate(overload, scenario(scheduling=ALL_ARE_SERVED["dualmap-least-cost"]))
     refusing = simulate(overload, scenario("dualmap-least-cost", late_requests="refuse"))
