@@ -17,7 +17,7 @@ from functools import partial
 from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search, SearchRules
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
@@ -99,7 +99,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
     request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
-    search = Search(policy, order, RouteQuery(CHAIN, 5.0), request, fleet, False, decode_stall_s=3.0, max_key_blocks=64)
+    search = Search(SearchRules(policy, order, fleet, 3.0, 64), RouteQuery(CHAIN, 5.0), request)
     return drive_now(search.run(), fleet).decision
 
 

@@ -38,7 +38,15 @@ from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import RouteQuery
-from dualmap.scheduling.placing.placement import Observation, Placed, Placement, PlaceReply, PlaceStatus, Search
+from dualmap.scheduling.placing.placement import (
+    Observation,
+    Placed,
+    Placement,
+    PlaceReply,
+    PlaceStatus,
+    Search,
+    SearchRules,
+)
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
@@ -177,9 +185,10 @@ class Bench:
     def __init__(self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings, tenants: int = 0) -> None:
         self.fleet = BenchFleet(pool, view)
         self._pool = pool
-        self._policy = build_policy(scheduling)
         self._order = queue_order_of(scheduling)
-        self._stall_s, self._max_key_blocks = scheduling.decode_stall_s, scheduling.max_key_blocks
+        self._rules = SearchRules(
+            build_policy(scheduling), self._order, self.fleet, scheduling.decode_stall_s, scheduling.max_key_blocks
+        )
         self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
         self._delivering = asyncio.create_task(self._outbox.run())
@@ -204,18 +213,7 @@ class Bench:
             account = str(Account(tenant, "key", "", "model"))
             request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)
-        search = Search(
-            self._policy,
-            self._order,
-            query,
-            request,
-            self.fleet,
-            False,
-            self._stall_s,
-            self._max_key_blocks,
-            draws=draws,
-            weight=self._weight,
-        )
+        search = Search(self._rules, query, request, draws=draws, weight=self._weight)
         placed: Placed = await drive(search.run(), self.fleet)
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:

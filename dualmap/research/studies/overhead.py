@@ -12,7 +12,7 @@ from dualmap.research.report import Section
 from dualmap.research.studies.plan import DEFAULT_POLICY, PAPER_SLO_S, Plan, variant_of
 from dualmap.research.table import Cell, Table
 from dualmap.scheduling.placing.decision import RouteQuery
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, Search
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, Search, SearchRules
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
@@ -75,21 +75,13 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         pool.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))
     fleet = _TimedFleet(pool, None)
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
+    rules = SearchRules(policy, order, fleet, settings.decode_stall_s, settings.max_key_blocks)
     placing_s = releasing_s = 0.0
     for turn in range(repetitions):
         chain = chains[turn % len(chains)]
         request = StoredRequest(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
         started_s = time.process_time()
-        search = Search(
-            policy,
-            order,
-            RouteQuery(chain, PAPER_SLO_S),
-            request,
-            fleet,
-            False,
-            settings.decode_stall_s,
-            settings.max_key_blocks,
-        )
+        search = Search(rules, RouteQuery(chain, PAPER_SLO_S), request)
         placed = drive_now(search.run(), fleet)
         placed_s = time.process_time()
         pool.release(Release(request.request_id, placed.decision.instance_id, seen=True))

@@ -275,27 +275,36 @@ class Placed:
         return features_of(self.reply.loads[self.instance_id], chain, decode_stall_s)
 
 
+@value
+class SearchRules:
+    """What is the same for all searches of a pool."""
+
+    policy: Policy
+    order: QueueOrder
+    fleet: Fleet
+    decode_stall_s: float
+    max_key_blocks: int
+    """The longest hash key."""
+    at_once: bool = False
+    """Nothing is to be held for a dispatch window, see ``holds``."""
+    split: SplitRule | None = None
+    """Decides whether a request is split that may be; None: each is served by one instance, whatever the pool's
+    roles."""
+
+
 @record
 class Search:
     """One search; ``run`` it once for every attempt."""
 
-    policy: Policy
-    order: QueueOrder
+    rules: SearchRules
     query: RouteQuery
-    """Nothing excluded but where it failed before."""
+    """Nothing excluded but where it failed before. Its SLO is that of its prefill where it may be split."""
     request: StoredRequest
-    fleet: Fleet
-    refuses: bool
-    decode_stall_s: float
-    max_key_blocks: int
-    """The longest hash key."""
-    rule: SplitRule | None = None
-    """Decides whether the request is split, whose SLO is then that of its prefill; None: it is served by one instance,
-    whatever the pool's roles."""
+    refuses: bool = False
+    """Late requests are refused."""
+    may_split: bool = False
     leg: Leg = Leg.WHOLE
     """DECODE for the second leg of a split request."""
-    at_once: bool = False
-    """Nothing is to be held for a dispatch window, see ``holds``."""
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
     draws: Draws | None = None
@@ -351,8 +360,8 @@ class Search:
 
     def _round(self) -> Steps[PlacingPort, Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
-        options = self._options()
-        if self.policy.weighs:
+        options, policy = self._options(), self.rules.policy
+        if policy.weighs:
             placement = self._placement(options)
             reply = yield from Place(placement)
             if reply.status in _NONE_CHOSEN:
@@ -361,13 +370,15 @@ class Search:
             where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
             option = options[-1] if reply.leg is options[-1].leg else options[0]
             if option.leg is _DECODE:  # at once: what is kept for later would keep the chain
-                transfer = judge_transfer(self.policy, option, *where, reply.uncached_tokens)
+                transfer = judge_transfer(policy, option, *where, reply.uncached_tokens)
                 return Placed(reply, option.instances, transfer)
-            return Placed(reply, option.instances, partial(judge, self.policy, option, *where, reply.ttft_s))
+            return Placed(reply, option.instances, partial(judge, policy, option, *where, reply.ttft_s))
         self.trips += 1
         named, chain = named_in(options), self.query.chain
         seen = yield from Observe(named, chain)
-        option, decision = choose_option(self.policy, options, seen.sequence, seen.loads, self.decode_stall_s)
+        option, decision = choose_option(
+            self.rules.policy, options, seen.sequence, seen.loads, self.rules.decode_stall_s
+        )
         placement = self._placement([option], self._most(decision))
         reply = yield from Place(placement)
         if reply.status in _NONE_CHOSEN:
@@ -387,7 +398,8 @@ class Search:
 
     def _options(self) -> list[Option]:
         """The options of the request as of now, one or two. Raises NoInstanceError."""
-        view, rule, options = self.fleet.view.serving(self.request.model), self.rule, []
+        view, options = self.rules.fleet.view.serving(self.request.model), list[Option]()
+        rule = self.rules.split if self.may_split else None
         if view.decoding is None or rule is None:
             return [self._option(self.leg, view if view.decoding is None else view.of(self.leg), None)]
         for leg in rule.legs:
@@ -402,8 +414,8 @@ class Search:
 
     def _option(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Option:
         query, instances = self._candidates(view)
-        learned = self.fleet.learned
-        weights = self.policy.weights(query, learned)
+        learned = self.rules.fleet.learned
+        weights = self.rules.policy.weights(query, learned)
         if rule is None:
             return Option(leg, query, instances, weights, _NOT_COMPARED, view.roles)
         split = leg is Leg.PREFILL
@@ -415,12 +427,13 @@ class Search:
     def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
         """The instances to weigh, none behind an open breaker if there are others; and the query with what that
         excludes."""
-        query, policy = self.query, self.policy
+        query, rules = self.query, self.rules
+        policy = rules.policy
         excluded = query.excluded | self.full | self.gone
         if self.only is not None:
             excluded |= view.instances.keys() - self.only
-        blocked = _NONE if self._ignores_breakers else self.fleet.blocked()
-        key = view.key_of(query.chain, self.max_key_blocks)
+        blocked = _NONE if self._ignores_breakers else rules.fleet.blocked()
+        key = view.key_of(query.chain, rules.max_key_blocks)
         if self.key is None:
             self.key = key
         pair = candidates = policy.candidates(_asked(query, key, excluded), view)
@@ -434,10 +447,11 @@ class Search:
         return _asked(query, key, excluded | blocked, pair), candidates
 
     def _placement(self, options: list[Option], most: int | None = None) -> Placement:
-        policy, option = self.policy, options[0]
+        rules, option = self.rules, options[0]
+        policy, order = rules.policy, rules.order
         self.trips += 1
         beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
-        excluded, order = option.query.excluded, self.order
+        excluded = option.query.excluded
         band, fills = None, False
         if order.classes and self.leg is not _DECODE:
             band = class_band(min(self.class_rank, len(order.classes) - 1))
@@ -452,9 +466,9 @@ class Search:
             option.weights,
             beyond_from_s,
             excluded,
-            self.order.rank_ms(self.request.slo_ms),
-            self.order.by_deadline,
-            self.at_once,
+            order.rank_ms(self.request.slo_ms),
+            order.by_deadline,
+            rules.at_once,
             self.refuses and not self._trusts_prior and not fills,
             policy.rebalances,
             0 if self._trusts_prior else most,
@@ -473,25 +487,27 @@ class Search:
     def _share(self) -> Share | None:
         """The figures of its tenant. None where no books are kept, and where requests go in the order in which they
         came, as none is passed over there."""
-        if self.weight is None or not self.order.by_deadline or self.leg is _DECODE:
+        if self.weight is None or not self.rules.order.by_deadline or self.leg is _DECODE:
             return None
-        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.fleet.view.ready))
+        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.rules.fleet.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""
         if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
             return None
-        return decision.seen_pending_tokens + self.fleet.view.instances[decision.instance_id].dispatch_window_tokens
+        return (
+            decision.seen_pending_tokens + self.rules.fleet.view.instances[decision.instance_id].dispatch_window_tokens
+        )
 
     def _prior_meets_slo(self, missed: Placed) -> bool:
         """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
         refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
         load = missed.reply.loads[missed.instance_id]
-        spec = self.fleet.view.instances.get(load.instance_id)
+        spec = self.rules.fleet.view.instances.get(load.instance_id)
         if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
             return False
         as_described = replace(load, prefill_tokens_per_s=spec.prefill_tokens_per_s)
-        ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.decode_stall_s))
+        ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.rules.decode_stall_s))
         return ttft_s <= self.query.slo_s
 
     def _widen(self) -> Steps[PlacingPort, None]:

@@ -33,7 +33,15 @@ import orjson
 from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
 from dualmap.scheduling.placing.decision import Policy, RouteQuery
-from dualmap.scheduling.placing.placement import Fleet, Placed, PlaceReply, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.placement import (
+    Fleet,
+    Placed,
+    PlaceReply,
+    PlaceStatus,
+    Search,
+    SearchFailed,
+    SearchRules,
+)
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.policies.pinned import Pinned
 from dualmap.scheduling.placing.split import SplitRule
@@ -668,21 +676,28 @@ class RequestRules:
     """Where requests wait for the first instance; None: the pool has some at all times, or refuses."""
     eviction: EvictionRule | None = field(init=False)
     """The rule by which answers leave for others; None: no class is evictable."""
-    split_rule: SplitRule = field(init=False)
-    decode_policy: DecodeLegs = field(init=False)
-    """The policy of decode legs, whatever the other one is."""
-    decode_stall_s: float = field(init=False)
+    search: SearchRules = field(init=False)
+    decode_search: SearchRules = field(init=False)
+    """The rules of searches for decode legs, whatever the policy of the others is."""
     max_hold_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         scheduling, rule = self.scheduling, SplitRule(self.scheduling.split)
         # Read for every request: what follows from the settings is at hand, and said once for all drivers.
-        object.__setattr__(self, "split_rule", rule)
         eviction = EvictionRule(scheduling.classes)
         object.__setattr__(self, "eviction", eviction if eviction.is_on else None)
+        search = SearchRules(
+            self.policy,
+            self.order,
+            self.fleet,
+            scheduling.decode_stall_s,
+            scheduling.max_key_blocks,
+            self.at_once,
+            rule,
+        )
+        object.__setattr__(self, "search", search)
         decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, rule)
-        object.__setattr__(self, "decode_policy", decode_policy)
-        object.__setattr__(self, "decode_stall_s", scheduling.decode_stall_s)
+        object.__setattr__(self, "decode_search", replace(search, policy=decode_policy, at_once=False))
         object.__setattr__(self, "max_hold_s", scheduling.max_hold_s)
 
 
@@ -1013,20 +1028,17 @@ class RequestMachine:
 
     def _new_search(self, chain: Chain) -> Search:
         rules, spec, slo_s = self.rules, self.spec, self.spec.slo_s
-        rule = rules.split_rule if spec.may_split else None
-        if rule is not None and rules.fleet.view.decoding is not None:
-            slo_s = rule.prefill_slo_s(slo_s, chain.prompt_tokens, rules.fleet.view, rules.fleet.learned)
+        search, view = rules.search, rules.fleet.view
+        if spec.may_split and search.split is not None and view.decoding is not None:
+            slo_s = search.split.prefill_slo_s(slo_s, chain.prompt_tokens, view, rules.fleet.learned)
+        if spec.pinned_to is not None:
+            search = replace(search, policy=Pinned(search.policy, spec.pinned_to))
         return Search(
-            rules.policy if spec.pinned_to is None else Pinned(rules.policy, spec.pinned_to),
-            rules.order,
+            search,
             RouteQuery(chain, slo_s, 0, self.expected_output_tokens, self.excluded),
             self._unplaced(self.request_id, chain, slo_s, self.attempt),
-            rules.fleet,
             rules.refuses_late and self.attempt == 1 and not self._evicts,
-            rules.decode_stall_s,
-            rules.scheduling.max_key_blocks,
-            rule=rule,
-            at_once=rules.at_once,
+            spec.may_split,
             only=spec.only,
             draws=spec.draws,
             must_draw=self.attempt > 1,
@@ -1348,14 +1360,9 @@ class RequestMachine:
         query = RouteQuery(chain, self.spec.slo_s, 0, self.expected_output_tokens, leg.failed | leg.avoided)
         record = self.decode_record(chain)
         search = Search(
-            rules.decode_policy,
-            rules.order,
+            rules.decode_search,
             query,
             record,
-            rules.fleet,
-            False,
-            rules.decode_stall_s,
-            rules.scheduling.max_key_blocks,
             leg=_DECODE,
             draws=self.spec.draws,  # each leg draws and gives back on its own: whichever is lost, the books agree
             must_draw=True,
@@ -1816,7 +1823,7 @@ class RequestMachine:
         """The sample of its first token: the features of its placement, as JSON."""
         assert self.placed is not None
         assert self.spec.chain is not None
-        features = self.placed.features(self.spec.chain, self.rules.decode_stall_s)
+        features = self.placed.features(self.spec.chain, self.rules.search.decode_stall_s)
         return orjson.dumps({"features": features_to_note(features)}).decode()
 
     def _finished_sample(self) -> str:

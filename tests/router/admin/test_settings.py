@@ -58,4 +58,4 @@ async def test_a_change_reaches_the_legs_of_split_requests(start_runtime: Any, c
     runtime = await start_runtime(instances=(tools.spec("a"),))
     client, pool = client_of(runtime), runtime.pools.pools["default"]
     await client.patch("/admin/settings", json={"changes": {"split.mode": "never"}})
-    assert pool.rules.split_rule.settings.mode == pool.rules.decode_policy.rule.settings.mode == "never"
+    assert pool.rules.search.split.settings.mode == pool.rules.decode_search.policy.rule.settings.mode == "never"

@@ -20,6 +20,7 @@ from dualmap.scheduling.placing.placement import (
     PlaceStatus,
     Search,
     SearchFailed,
+    SearchRules,
 )
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueOrder
@@ -98,17 +99,7 @@ def search(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> C
     def build(fleet: HandFleet, name: str = "dualmap-least-cost", **changes: Any) -> Search:
         asked = query()
         request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, asked.chain.prompt_tokens, 50, slo_ms=5000)
-        made = Search(
-            policy(name),
-            QueueOrder(True, 30.0),
-            asked,
-            request,
-            fleet,
-            refuses=False,
-            decode_stall_s=3.0,
-            max_key_blocks=64,
-        )
-        return replace(made, **changes)
+        return Search(SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, 64), asked, request, **changes)
 
     return build
 
@@ -194,7 +185,7 @@ def test_what_was_expected_is_told_with_the_decision(search: Build, fleet: HandF
 
     placed: Placed = drive_now(made.run(), fleet)
 
-    decision, features = placed.decision, placed.features(made.query.chain, made.decode_stall_s)
+    decision, features = placed.decision, placed.features(made.query.chain, made.rules.decode_stall_s)
     assert (decision.hit_blocks, decision.uncached_tokens, decision.alternative_uncached_tokens) == (4, 600, 900)
     assert decision.expected_ttft_s == 2.1
     assert (features.ahead_s, features.overtaken_s, features.compute_s) == (1.5, 0.5, 0.6)

@@ -7,7 +7,7 @@ import pytest
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Policy, Reason, RouteQuery
-from dualmap.scheduling.placing.placement import Placed, PlaceStatus, Search, SearchFailed
+from dualmap.scheduling.placing.placement import Placed, PlaceStatus, Search, SearchFailed, SearchRules
 from dualmap.scheduling.placing.policies.decode_legs import DecodeLegs
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
@@ -72,7 +72,8 @@ def put(policy: Callable[..., Policy]) -> Built:
         slo_ms = round(slo_s * 1000)
         request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
         query = RouteQuery(asked, slo_s, excluded=failed)
-        made = Search(policy(name), QueueOrder(True, 30.0), query, request, fleet, False, 3.0, 64, rule)
+        rules = SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, 64, split=rule)
+        made = Search(rules, query, request, may_split=True)
         return drive_now(made.run(), fleet)
 
     return build
@@ -83,9 +84,8 @@ def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
     request = StoredRequest(
         decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
     )
-    search = Search(
-        made, QueueOrder(True, 30.0), RouteQuery(asked, 5.0), request, fleet, False, 3.0, 64, leg=Leg.DECODE
-    )
+    rules = SearchRules(made, QueueOrder(True, 30.0), fleet, 3.0, 64)
+    search = Search(rules, RouteQuery(asked, 5.0), request, leg=Leg.DECODE)
     return drive_now(search.run(), fleet)
 
 
