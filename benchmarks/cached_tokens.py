@@ -72,7 +72,7 @@ async def ask(client: httpx.AsyncClient, model: str, session: Session, turn: int
     if usage is None:
         raise SystemExit("the answer has no usage: the instances must report it")
     details = usage.get("prompt_tokens_details") or {}
-    told = Turn(
+    seen = Turn(
         session.number,
         turn,
         usage["prompt_tokens"],
@@ -83,7 +83,7 @@ async def ask(client: httpx.AsyncClient, model: str, session: Session, turn: int
         time.monotonic() - started_s,
     )
     session.ids += answer
-    return told
+    return seen
 
 
 async def run(options: argparse.Namespace) -> list[Turn]:

@@ -263,7 +263,7 @@ class Compared:
     cut: Cut | None
     """None: it broke off without going on."""
     verdict: Verdict
-    told: str
+    note: str
     """A line for people on what is not equal; empty where all is."""
     usage_differs: bool
 
@@ -307,9 +307,9 @@ class Fleet:
             broke = f"the connection ended: {error!r}"
         stream.end(status or 200, broke)
 
-    async def ask_all(self, asked: Sequence[Prompt]) -> list[Stream]:
+    async def ask_all(self, prompts: Sequence[Prompt]) -> list[Stream]:
         """Ask for all of them at once."""
-        streams = [Stream(prompt) for prompt in asked]
+        streams = [Stream(prompt) for prompt in prompts]
         await asyncio.gather(*map(self.ask, streams))
         return streams
 
@@ -340,15 +340,15 @@ class Fleet:
         """Compare a stream that was cut with the uncut answer."""
         verdict, cut, prompt = verdict_of(uncut, again), next(iter(again.cuts), None), again.prompt
         usage_differs = verdict is Verdict.EQUAL and uncut.tokens != again.tokens
-        told = f"request {prompt.number}, {prompt.api}, "
-        told += f"cut after {cut.tokens} tokens, goes on by {cut.by}: " if cut is not None else "does not go on: "
+        note = f"request {prompt.number}, {prompt.api}, "
+        note += f"cut after {cut.tokens} tokens, goes on by {cut.by}: " if cut is not None else "does not go on: "
         if verdict is Verdict.EQUAL:
-            told = f"{told}equal, but {again.tokens} tokens by its usage, not {uncut.tokens}" if usage_differs else ""
+            note = f"{note}equal, but {again.tokens} tokens by its usage, not {uncut.tokens}" if usage_differs else ""
         elif verdict is Verdict.BROKEN:
-            told += again.problem
+            note += again.problem
         else:
-            told += await self._difference(uncut, again)
-        return Compared(prompt, cut, verdict, told, usage_differs)
+            note += await self._difference(uncut, again)
+        return Compared(prompt, cut, verdict, note, usage_differs)
 
     async def _difference(self, uncut: Stream, again: Stream) -> str:
         at = first_difference(uncut.text, again.text)
@@ -368,7 +368,7 @@ class Results:
     """The results of the rounds in which engines ended by one signal."""
 
     number: signal.Signals
-    asked: int = 0
+    streams: int = 0
     cut: list[Compared] = field(default_factory=list)
     uncut_again: Counter[bool] = field(default_factory=Counter)
     """Streams of the second time that were not cut, by whether they equal the first ones: the engine's own doing."""
@@ -380,11 +380,11 @@ class Results:
 
 
 async def run_round(
-    fleet: Fleet, asked: Sequence[Prompt], victim: str, engine: Engine, number: signal.Signals, part: float
+    fleet: Fleet, prompts: Sequence[Prompt], victim: str, engine: Engine, number: signal.Signals, part: float
 ) -> tuple[list[Stream], list[Stream]]:
     """Ask all prompts uncut, and again while an engine is ended. Returns the answers of both times."""
-    uncut = await fleet.ask_all(asked)
-    again = [Stream(prompt) for prompt in asked]
+    uncut = await fleet.ask_all(prompts)
+    again = [Stream(prompt) for prompt in prompts]
     ending = asyncio.create_task(_end_in_the_middle(uncut, again, victim, engine, number, part))
     try:
         await asyncio.gather(*map(fleet.ask, again))
@@ -426,8 +426,8 @@ async def rounds(
                 )
             await _until_all_run(fleet, engines, options.start_within_s)
             victim = sorted(engines)[results.rounds % len(engines)]
-            asked = [next(source) for _ in range(options.at_once)]
-            uncut, again = await run_round(fleet, asked, victim, engines[victim], number, rng.uniform(*CUT_AT))
+            together = [next(source) for _ in range(options.at_once)]
+            uncut, again = await run_round(fleet, together, victim, engines[victim], number, rng.uniform(*CUT_AT))
             results.rounds += 1
             engines[victim].end(number)  # where its answers were over before their part had come
             results.slow_ends += not await engines[victim].ended(STOPS_WITHIN_S)
@@ -446,15 +446,15 @@ async def _until_all_run(fleet: Fleet, engines: Mapping[str, Engine], within_s: 
 
 async def _take(results: Results, fleet: Fleet, uncut: Sequence[Stream], again: Sequence[Stream]) -> None:
     for first, second in zip(uncut, again, strict=True):
-        results.asked += 1
+        results.streams += 1
         if first.problem or first.cuts:
             results.left_out += 1
             _say(f"request {first.prompt.number} is left out, uncut it was not whole: {first.problem or first.cuts}")
         elif second.cuts or second.problem:
             compared = await fleet.compare(first, second)
             results.cut.append(compared)
-            if compared.told:
-                _say(compared.told)
+            if compared.note:
+                _say(compared.note)
         else:
             results.uncut_again[first.text == second.text] += 1
 
@@ -494,27 +494,29 @@ def _cells(compared: Sequence[Compared]) -> list[str]:
 
 def sentences(results: Results, options: argparse.Namespace) -> str:
     """Sentences with the facts that the table leaves out."""
-    told = [
-        f"{results.number.name}: {results.asked} streams of up to {options.tokens} tokens, {options.at_once} at once, "
-        f"on {options.engines} engines, of which one was ended {results.rounds} times."
+    sentences = [
+        f"{results.number.name}: {results.streams} streams of up to {options.tokens} tokens, {options.at_once} at once,"
+        f" on {options.engines} engines, of which one was ended {results.rounds} times."
     ]
     same, other = results.uncut_again[True], results.uncut_again[False]
-    told.append(f"Of the {same + other} that were not cut the second time, {same} were equal to the first.")
+    sentences.append(f"Of the {same + other} that were not cut the second time, {same} were equal to the first.")
     if results.left_out:
-        told.append(f"{results.left_out} requests are left out, whose first answer was not whole or was cut itself.")
+        sentences.append(
+            f"{results.left_out} requests are left out, whose first answer was not whole or was cut itself."
+        )
     if usages := sum(each.usage_differs for each in results.cut):
-        told.append(f"{usages} of the equal ones count other tokens.")
+        sentences.append(f"{usages} of the equal ones count other tokens.")
     if results.slow_ends:
-        told.append(f"{results.slow_ends} engines were killed, as they had not ended after {STOPS_WITHIN_S:g} s.")
+        sentences.append(f"{results.slow_ends} engines were killed, as they had not ended after {STOPS_WITHIN_S:g} s.")
     by = {each.cut.by for each in results.cut if each.verdict is Verdict.AFTER and each.cut is not None}
     if "tokens" in by:
-        told.append(
+        sentences.append(
             "A rest by tokens has the same tokens before it, so that the likely reason of another one is rounding: "
             "batches of other sizes add the same numbers up in other orders."
         )
     if "text" in by:
-        told.append("A rest by text may besides begin behind other tokens, into which the same text is cut.")
-    return "\n".join([" ".join(told), *(f"- {each.told}" for each in results.cut if each.told)])
+        sentences.append("A rest by text may besides begin behind other tokens, into which the same text is cut.")
+    return "\n".join([" ".join(sentences), *(f"- {each.note}" for each in results.cut if each.note)])
 
 
 def is_as_wanted(results: Results) -> bool:

@@ -1,4 +1,4 @@
-"""The same trace through a live fleet of emulated instances and through the simulator: do they agree?
+"""Runs one trace through a live fleet of emulated instances and through the simulator: do they agree?
 
     python benchmarks/live_vs_simulated.py [--requests 2000] [--rate 4.5] [--instances 8] [--time-scale 5]
     python benchmarks/live_vs_simulated.py --report replay.json --requests ...   (a replay made before, same settings)

@@ -59,7 +59,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Reported:
     """The counts of a tool's own report."""
 
     answered: int
@@ -75,10 +75,10 @@ class Tool:
 
     package: str
     command: str
-    """Its program, in its environment."""
+    """The program, in the environment of the tool."""
     words: Callable[[Target, Path], list[str]]
-    """Its arguments; the folder is for its report."""
-    told: Callable[[Path], Told]
+    """The arguments of the program; the folder is for the report."""
+    reported: Callable[[Path], Reported]
     oldest_python: tuple[int, int] = (3, 11)
     """Major and minor version of the oldest Python that it runs on."""
 
@@ -102,10 +102,10 @@ def _vllm_words(target: Target, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _vllm_told(folder: Path) -> Told:
+def _vllm_report(folder: Path) -> Reported:
     report = _only(folder, "report.json")
     failed = int(report.get("failed", REQUESTS - report["completed"]))
-    return Told(report["completed"], failed, report["total_output_tokens"], report["median_ttft_ms"] / 1000)
+    return Reported(report["completed"], failed, report["total_output_tokens"], report["median_ttft_ms"] / 1000)
 
 
 # guidellm --------------------------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def _guidellm_words(target: Target, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _guidellm_told(folder: Path) -> Told:
+def _guidellm_report(folder: Path) -> Reported:
     (benchmark,) = _only(folder, "report.json")["benchmarks"]
     metrics = benchmark["metrics"]
     totals = metrics["request_totals"]
-    return Told(
+    return Reported(
         totals["successful"],
         totals["errored"] + totals["incomplete"],
         metrics["output_token_count"]["successful"]["total_sum"],
@@ -144,11 +144,11 @@ def _aiperf_words(target: Target, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _aiperf_told(folder: Path) -> Told:
+def _aiperf_report(folder: Path) -> Reported:
     report = _only(folder, "profile_export_aiperf.json")
     answered = round(report["request_count"]["avg"])
     errors = report.get("error_request_count") or {}
-    return Told(
+    return Reported(
         answered,
         round(errors.get("avg") or 0),
         report["output_sequence_length"]["avg"] * answered,
@@ -186,10 +186,10 @@ def _inference_perf_words(target: Target, folder: Path) -> list[str]:
     return ["--config_file", str(path)]
 
 
-def _inference_perf_told(folder: Path) -> Told:
+def _inference_perf_report(folder: Path) -> Reported:
     report = _only(folder, "summary_lifecycle_metrics.json")
     answered = report["successes"]
-    return Told(
+    return Reported(
         answered["count"],
         report["failures"]["count"],
         answered["output_tokens"]["total"],
@@ -210,10 +210,10 @@ def _evalscope_words(target: Target, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _evalscope_told(folder: Path) -> Told:
+def _evalscope_report(folder: Path) -> Reported:
     report = _only(folder, "benchmark_summary.json")
     answered = int(report["Success Requests"])
-    return Told(
+    return Reported(
         answered,
         int(report["Failed Requests"]),
         report["Avg Output Tokens"] * answered,
@@ -222,13 +222,13 @@ def _evalscope_told(folder: Path) -> Told:
 
 
 TOOLS: Mapping[str, Tool] = {
-    "vllm bench serve": Tool("", "vllm", _vllm_words, _vllm_told),
-    "guidellm": Tool("guidellm==0.8.1", "guidellm", _guidellm_words, _guidellm_told),
-    "aiperf": Tool("aiperf==0.13.0", "aiperf", _aiperf_words, _aiperf_told),
+    "vllm bench serve": Tool("", "vllm", _vllm_words, _vllm_report),
+    "guidellm": Tool("guidellm==0.8.1", "guidellm", _guidellm_words, _guidellm_report),
+    "aiperf": Tool("aiperf==0.13.0", "aiperf", _aiperf_words, _aiperf_report),
     "inference-perf": Tool(
-        "inference-perf==0.7.0", "inference-perf", _inference_perf_words, _inference_perf_told, (3, 12)
+        "inference-perf==0.7.0", "inference-perf", _inference_perf_words, _inference_perf_report, (3, 12)
     ),
-    "evalscope": Tool("evalscope[perf]==1.14.1", "evalscope", _evalscope_words, _evalscope_told),
+    "evalscope": Tool("evalscope[perf]==1.14.1", "evalscope", _evalscope_words, _evalscope_report),
 }
 
 
@@ -336,7 +336,7 @@ class Verdict:
     """The outcome of one tool."""
 
     name: str
-    told: Told | None
+    reported: Reported | None
     seen: tuple[int, int, int] | None
     """Answers, failures and instances that the fleet counted."""
     reason: str = ""
@@ -363,19 +363,19 @@ def run(name: str, program: str, target: Target, folder: Path) -> Verdict:
     if done.returncode != 0:
         return Verdict(name, None, seen, f"ended with {done.returncode}; its output: {log}")
     try:
-        told = tool.told(folder)
+        reported = tool.reported(folder)
     except (LackingError, KeyError, ValueError, TypeError) as error:
         return Verdict(name, None, seen, f"its report cannot be read: {error!r}; its output: {log}")
-    return Verdict(name, told, seen, verdict_of(told, seen))
+    return Verdict(name, reported, seen, verdict_of(reported, seen))
 
 
-def verdict_of(told: Told, seen: tuple[int, int, int]) -> str:
+def verdict_of(reported: Reported, seen: tuple[int, int, int]) -> str:
     """Why a tool did not pass; empty: it did. ``seen`` are the answers, failures and instances of the fleet."""
     answered, failed, _ = seen
-    if told.answered != REQUESTS or told.failed:
-        return f"it counts {told.answered} answers of {REQUESTS}, and {told.failed} failures"
-    if not 0.97 < told.output_tokens / (REQUESTS * OUTPUT_TOKENS) < 1.03:
-        return f"it counts {told.output_tokens:.0f} tokens of {REQUESTS * OUTPUT_TOKENS}"
+    if reported.answered != REQUESTS or reported.failed:
+        return f"it counts {reported.answered} answers of {REQUESTS}, and {reported.failed} failures"
+    if not 0.97 < reported.output_tokens / (REQUESTS * OUTPUT_TOKENS) < 1.03:
+        return f"it counts {reported.output_tokens:.0f} tokens of {REQUESTS * OUTPUT_TOKENS}"
     if answered < REQUESTS or failed:
         return f"the fleet counts {answered} answers, and {failed} requests without one"
     return ""
@@ -388,9 +388,13 @@ def table(verdicts: Sequence[Verdict]) -> str:
     ]
     for one in verdicts:
         cells = ["", "", ""]
-        if one.told is not None:
-            told = one.told
-            cells = [f"{told.answered}, {told.failed}", f"{told.output_tokens:.0f}", f"{1000 * told.ttft_p50_s:.0f} ms"]
+        if one.reported is not None:
+            reported = one.reported
+            cells = [
+                f"{reported.answered}, {reported.failed}",
+                f"{reported.output_tokens:.0f}",
+                f"{1000 * reported.ttft_p50_s:.0f} ms",
+            ]
         seen = ["", ""] if one.seen is None else [f"{one.seen[0]}, {one.seen[1]}", str(one.seen[2])]
         lines.append(f"| {' | '.join((one.name, *cells, *seen, one.reason or 'yes'))} |")
     return "\n".join(lines)

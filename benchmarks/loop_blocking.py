@@ -136,9 +136,9 @@ class MockInstance(asyncio.Protocol):
 async def watch(worst: list[float]) -> None:
     """Note the longest time for which the loop did not come round, and the most CPU time that it took meanwhile."""
     while True:
-        asked_s, cpu_s = time.perf_counter(), time.thread_time()
+        slept_from_s, cpu_s = time.perf_counter(), time.thread_time()
         await asyncio.sleep(TICK_S)
-        worst[0] = max(worst[0], time.perf_counter() - asked_s - TICK_S)
+        worst[0] = max(worst[0], time.perf_counter() - slept_from_s - TICK_S)
         worst[1] = max(worst[1], time.thread_time() - cpu_s)
 
 

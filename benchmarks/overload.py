@@ -43,7 +43,7 @@ READY_S = 120.0
 
 @dataclass(slots=True)
 class Seen:
-    """What clients saw, by the time at which it was decided."""
+    """The outcomes that clients saw, by the time at which each was decided."""
 
     on_time_s: list[float] = field(default_factory=list)
     late_s: list[float] = field(default_factory=list)
@@ -208,7 +208,7 @@ async def shown(http: httpx.AsyncClient, fleet: FleetProcess) -> dict[str, tuple
 
 
 async def look(http: httpx.AsyncClient, fleet: FleetProcess, path: Path | None) -> dict[str, str]:
-    """What each place says in the midst of it; and a picture of the page."""
+    """The reports of each place in the middle of the overload, and a picture of the page."""
     pages = await said(http, fleet)
     if path is not None:
         await asyncio.to_thread(picture, fleet.endpoint, path)
@@ -216,7 +216,7 @@ async def look(http: httpx.AsyncClient, fleet: FleetProcess, path: Path | None) 
 
 
 async def said(http: httpx.AsyncClient, fleet: FleetProcess) -> dict[str, str]:
-    """What each place says of the overload; "" where that is nothing."""
+    """The report of each place on the overload; "" where there is none."""
     first = (await hello(http, fleet.endpoint))["problems"][:1]
     top = (await _dualmap("top", "--once", "--store.url", fleet.store_url)).splitlines()
     pool = (await http.get(f"{fleet.endpoint}/health")).json()["pools"]["default"]

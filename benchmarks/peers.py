@@ -355,7 +355,7 @@ def main() -> int:
     versions = [f"{name} {version_of(name, options.peers)}" for name in names if name in WHEELS]
     turns = f"Ratios to {OURS}, medians of {len(found[OURS].turns)} turns in brackets"
     parts.append(
-        f"{turns}. {', '.join(versions)}. {machine}. Commit {made.commit}, {made.date}: `{shlex.join(_told())}`"
+        f"{turns}. {', '.join(versions)}. {machine}. Commit {made.commit}, {made.date}: `{shlex.join(_command())}`"
     )
     tables = "\n\n".join(parts)
     print(tables)
@@ -364,7 +364,7 @@ def main() -> int:
     return 0
 
 
-def _told() -> list[str]:
+def _command() -> list[str]:
     """The command without the places of this machine."""
     words = ["python", "benchmarks/peers.py", *sys.argv[1:]]
     for option, place in (("--peers", "peers"), ("--document", "docs/research/performance.md")):

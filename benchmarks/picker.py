@@ -286,12 +286,12 @@ def _opened(way: str, folder: Path, stack: contextlib.ExitStack, options: argpar
     else:
         config = fleet.directory / "fleet.yaml"
         share = () if options.observed_share is None else ("--picker.observed_share", str(options.observed_share))
-        asked = [stack.enter_context(running_picker(folder, config, *share)) for _ in range(int(way))]
-        for each in asked:
+        pickers = [stack.enter_context(running_picker(folder, config, *share)) for _ in range(int(way))]
+        for each in pickers:
             until(lambda each=each: page(f"{each.ops_url}/ready"), "pickers are ready")  # type: ignore[misc]
         ports = [int(each["url"].rpartition(":")[2]) for each in fleet.instances().values()]
         envoy = stack.enter_context(
-            running_envoy(folder, example(), pickers=[each.port for each in asked], instances=ports)
+            running_envoy(folder, example(), pickers=[each.port for each in pickers], instances=ports)
         )
         time.sleep(3)
     if options.all_by_envoy:

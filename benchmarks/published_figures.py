@@ -48,7 +48,7 @@ CLOSED_SEEDS = (1,)
 README_SHOWS = ("on_time", "both_slos", "ttft_p50_s", "ttft_p99_s", "hit_rate")
 CORE_SHOWS = ("on_time", "both_slos", "ttft_p99_s")
 CLOSED_SHOWS = ("answers_per_s", "on_time", "ttft_p99_s", "hit_rate")
-"""What each page shows of a run, and all that is kept of it."""
+"""The figures that each page shows of a run, which are all that is kept."""
 
 WIDTH, ROW, NAMES, GAP = 800, 27, 170, 36
 

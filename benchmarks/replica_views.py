@@ -1,5 +1,5 @@
-"""What is the shared store worth to a policy? Shares on time of a fleet whose router replicas share nothing, by what
-each knows of the load of the instances and of their caches; beside them those of replicas that share a store.
+"""How much is the shared store worth to a policy? Shares on time of a fleet whose router replicas share nothing, by
+what each knows of the load of the instances and of their caches; beside them those of replicas that share a store.
 
     python -m benchmarks.replica_views --trace toolagent --rate 8.5 --columns shared,8:exact,8:late,1:gauges,8:own
 

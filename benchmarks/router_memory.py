@@ -71,21 +71,21 @@ def wire(load: Load, number: int) -> bytes:
     )
     size = random.Random(conversation).choice(load.sizes)
     system = random.Random(conversation % SYSTEM_PROMPTS).randbytes(size // 4).hex()
-    asked = [random.Random(f"{conversation}/{each}").randbytes(size // 16).hex() for each in range(turn + 1)]
+    texts = [random.Random(f"{conversation}/{each}").randbytes(size // 16).hex() for each in range(turn + 1)]
     order = STREAM if streams else ""
-    body = {"model": "default", "stream": bool(streams), **_prompt(path, system, [order + asked[0], *asked[1:]], order)}
+    body = {"model": "default", "stream": bool(streams), **_prompt(path, system, [order + texts[0], *texts[1:]], order)}
     packed = orjson.dumps(body)
     head = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\ncontent-length: {len(packed)}\r\n\r\n"
     return head.encode() + packed
 
 
-def _prompt(path: str, system: str, asked: Sequence[str], order: str) -> dict[str, object]:
+def _prompt(path: str, system: str, texts: Sequence[str], order: str) -> dict[str, object]:
     if path == "/v1/completions":
-        return {"prompt": " ".join((order + system, *asked)), "max_tokens": 64}
+        return {"prompt": " ".join((order + system, *texts)), "max_tokens": 64}
     if path == "/v1/responses":
-        return {"instructions": system, "input": " ".join(asked), "max_output_tokens": 64}
+        return {"instructions": system, "input": " ".join(texts), "max_output_tokens": 64}
     answered = {"role": "assistant", "content": "word " * 50}
-    turns = [each for text in asked for each in ({"role": "user", "content": text}, answered)][:-1]
+    turns = [each for text in texts for each in ({"role": "user", "content": text}, answered)][:-1]
     if path == "/v1/messages":
         return {"system": system, "messages": turns, "max_tokens": 64}
     return {"messages": [{"role": "system", "content": system}, *turns], "max_tokens": 64}

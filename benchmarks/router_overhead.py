@@ -403,7 +403,7 @@ class Collector(BaseHTTPRequestHandler):
 
 
 def start_collector() -> str:
-    """Its URL; it lives as long as this process."""
+    """The URL of the engine, which lives as long as this process."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_port}/v1/traces"

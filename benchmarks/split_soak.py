@@ -106,7 +106,7 @@ class Soak:
         await asyncio.gather(*(one(number) for number in range(requests)))
 
     async def leftovers(self) -> dict[str, int]:
-        """What outlives its request, once nothing has come for a while; {} where nothing does."""
+        """State that outlives its request, once nothing has come for a while; {} where nothing does."""
         end_s, left = time.monotonic() + QUIET_S, {"not looked": 1}
         while left and time.monotonic() < end_s:
             await asyncio.sleep(0.5)
@@ -125,12 +125,12 @@ class Soak:
             ):
                 counts[name] += abs((each["load"] or {}).get(name, 0))
             try:
-                told = await read(each["url"], "/emulator/statistics")
+                statistics = await read(each["url"], "/emulator/statistics")
             except HttpClientError:
                 counts["instances away"] += 1
                 continue
             for name in ("staged", "running", "waiting", "expired"):
-                counts[f"engine {name}"] += told[name]
+                counts[f"engine {name}"] += statistics[name]
         return {name: count for name, count in counts.items() if count}
 
 

@@ -1,4 +1,4 @@
-"""What the shared store costs: CPU of the server and of the client for a whole request, and memory per KV block.
+"""The cost of the shared store: CPU of the server and of the client for a whole request, and memory per KV block.
 
     python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--tenants 0 1 10000]
 
@@ -217,14 +217,14 @@ class Bench:
         placed: Placed = await drive(search.run(), self.fleet)
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:
-            told = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.uncached_tokens)
-            self.fleet.dispatched.append(told)
+            grant = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.uncached_tokens)
+            self.fleet.dispatched.append(grant)
         if placed.reply.queue is not None:
             self._planner.plan(placed.reply.queue)
 
     async def first_token(self, grant: Grant) -> None:
         note = '{"features":[1.0,0.1,0.2,0.3,0.4]}'
-        await self._told(Release(grant.request_id, grant.instance_id, note=note))
+        await self._settle(Release(grant.request_id, grant.instance_id, note=note))
 
     async def finish(self, grant: Grant) -> None:
         gives_back: Draws | None = None
@@ -233,18 +233,18 @@ class Bench:
             gives_back = returned(self._drawn[grant.request_id], 512, 100, answered=True)
             used = used_by(Outcome.COMPLETED, Charge(512, 100, 256, reported=True))
         note = '{"text_bytes":2048,"tokens":512}'
-        await self._told(Release(grant.request_id, "", REPLICA, 1, note, False, gives_back, used))
+        await self._settle(Release(grant.request_id, "", REPLICA, 1, note, False, gives_back, used))
 
-    async def _told(self, release: Release) -> None:
+    async def _settle(self, release: Release) -> None:
         """Once the store knows."""
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outbox.post(release, lambda: settled.set_result(None))
         await settled
 
     async def _release(self, releases: Sequence[Release]) -> None:
-        for told in await self._pool.release(releases):
-            if told.queue is not None:
-                self._planner.plan(told.queue)
+        for transition in await self._pool.release(releases):
+            if transition.queue is not None:
+                self._planner.plan(transition.queue)
 
 
 async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]], count: int) -> Cost:
@@ -295,17 +295,17 @@ async def measure(
         bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling, scenario.tenants)
         await fill_books(url, scenario.tenants)
         waiting = scenario.held * scenario.instances
-        filling, *asked = chains(waiting + requests + 1, scenario.blocks, random_source)
-        for number, chain in enumerate([filling, *asked[:waiting]]):
+        filling, *prompts = chains(waiting + requests + 1, scenario.blocks, random_source)
+        for number, chain in enumerate([filling, *prompts[:waiting]]):
             await bench.place(f"filling-{number}", chain)
         bench.fleet.trips = bench.fleet.placed = 0
         ping = partial(store.calls("default").command, "PING")
         await timed(cpu, [ping] * 1000, 1000)  # warm up both sides
         costs = {"ping": await timed(cpu, [ping] * requests, requests)}
         if scenario.held:
-            costs[WHOLE] = await whole_lives(cpu, bench, asked[waiting:])
+            costs[WHOLE] = await whole_lives(cpu, bench, prompts[waiting:])
         else:
-            costs |= await by_steps(cpu, bench, asked)
+            costs |= await by_steps(cpu, bench, prompts)
         return costs, bench.fleet.trips / bench.fleet.placed
     finally:
         if bench is not None:
@@ -354,11 +354,11 @@ async def fill_books(url: str, tenants: int) -> None:
         client.hset(keys.usage(day_of(now_ms).isoformat()), mapping=dict.fromkeys(accounts, "1 512 100 256 0 0 0"))
 
 
-async def by_steps(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> dict[str, Cost]:
+async def by_steps(cpu: ServerCpu, bench: Bench, prompts: Sequence[Chain]) -> dict[str, Cost]:
     """All requests through one step, then all through the next: nothing is held, so each goes by itself."""
-    count = len(asked)
+    count = len(prompts)
     placing = [
-        lambda number=number, chain=chain: bench.place(f"r{number}", chain) for number, chain in enumerate(asked)
+        lambda number=number, chain=chain: bench.place(f"r{number}", chain) for number, chain in enumerate(prompts)
     ]
     costs = {"place": await timed(cpu, placing, count)}
     sent = list(bench.fleet.dispatched)
@@ -370,8 +370,9 @@ async def by_steps(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> dict
     return costs
 
 
-async def whole_lives(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> Cost:
-    """As one request comes and waits, another has its first token and ends, and lets a third go."""
+async def whole_lives(cpu: ServerCpu, bench: Bench, prompts: Sequence[Chain]) -> Cost:
+    """Costs in a steady state: one request comes and waits, another has its first token and ends, and lets a third
+    go."""
     dispatched = bench.fleet.dispatched
 
     async def live(number: int, chain: Chain) -> None:
@@ -381,8 +382,8 @@ async def whole_lives(cpu: ServerCpu, bench: Bench, asked: Sequence[Chain]) -> C
             await bench.first_token(grant)
             await bench.finish(grant)
 
-    calls = [lambda number=number, chain=chain: live(number, chain) for number, chain in enumerate(asked)]
-    return await timed(cpu, calls, len(asked))
+    calls = [lambda number=number, chain=chain: live(number, chain) for number, chain in enumerate(prompts)]
+    return await timed(cpu, calls, len(prompts))
 
 
 async def bytes_per_block(url: str, blocks: int) -> float:

@@ -137,10 +137,10 @@ async def measure(shards: Sequence[Shard], options: argparse.Namespace) -> list[
             pool = store.pool(name)
             bench = Bench(pool, await members(pool, scheduling, scenario, count), scheduling)
             benches.append(bench)
-            first, *asked = chains(count + 1, options.blocks, random.Random(number))
+            first, *prompts = chains(count + 1, options.blocks, random.Random(number))
             await live(bench, "first", first)
             requests[shard] += count
-            lives.append(lives_of(bench, asked))
+            lives.append(lives_of(bench, prompts))
         meters = {shard: ServerCpu(shard.url) for shard in shards}
         before, client_s = {shard: meters[shard].used_s() for shard in shards}, time.process_time()
         async with asyncio.TaskGroup() as callers:
@@ -156,9 +156,9 @@ async def measure(shards: Sequence[Shard], options: argparse.Namespace) -> list[
         await store.close()
 
 
-def lives_of(bench: Bench, asked: Sequence[Chain]) -> Iterator[Awaitable[None]]:
+def lives_of(bench: Bench, prompts: Sequence[Chain]) -> Iterator[Awaitable[None]]:
     """The whole requests of a pool; each begins when it is awaited."""
-    return (live(bench, f"request-{number}", chain) for number, chain in enumerate(asked))
+    return (live(bench, f"request-{number}", chain) for number, chain in enumerate(prompts))
 
 
 async def one_after_another(lives: Iterator[Awaitable[None]]) -> None:

@@ -68,7 +68,7 @@ class Process:
             raise SystemExit(f"{self.name} ended with {self._process.returncode}:\n{self.logged}")
 
     def stop(self) -> None:
-        """As a supervisor stops it."""
+        """Stop the process as a supervisor does."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -108,18 +108,18 @@ class Load:
             "max_tokens": 8,
             "stream": bool(number % 2),
         }
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://127.0.0.1:{router.port}/v1/chat/completions",
             json.dumps(body).encode(),
             {"content-type": "application/json"},
         )
         try:
-            with OPENER.open(asked, timeout=ANSWER_S) as response:
+            with OPENER.open(request, timeout=ANSWER_S) as response:
                 text = response.read().decode()
             whole = text.rstrip().endswith("data: [DONE]") if body["stream"] else json.loads(text)["choices"]
         except (OSError, ValueError, LookupError) as error:
-            told = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
-            self.failed.append(f"{router.name}: {error!r} {told}")
+            body_of_error = error.read().decode() if isinstance(error, urllib.error.HTTPError) else ""
+            self.failed.append(f"{router.name}: {error!r} {body_of_error}")
             return
         if whole:
             self.answered[router.name] += 1

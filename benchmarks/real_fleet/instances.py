@@ -280,7 +280,7 @@ def _weights(options: argparse.Namespace) -> str:
 
 
 def _model(options: argparse.Namespace, folder: Path) -> tuple[str, bool, int | None]:
-    """What vLLM is to serve, whether its weights are random, and their bytes if known."""
+    """The model that vLLM is to serve, whether the weights are random, and their bytes if known."""
     if options.model is None:
         shape, made = SHAPES[options.shape], folder.resolve() / "model"
         write_model(made, shape)

@@ -117,7 +117,7 @@ class Row:
     runs: tuple[Run, ...]
     report: ReplayReport
     requests: tuple[ReplayedRequest, ...]
-    """Those that count, of all rounds."""
+    """The requests of all rounds that count."""
     tpot_by_tokens_s: float | None
     """Time after the first token over tokens after the first, of all answers: a long answer counts as one."""
     cpu_per_request_s: float | None

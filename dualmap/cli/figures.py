@@ -36,7 +36,7 @@ class ReplicaCounts:
         return self.slo_met + self.slo_missed
 
     def since(self, before: ReplicaCounts) -> ReplicaCounts:
-        """What was counted after ``before``."""
+        """The counts since ``before``."""
         grown = {each.name: getattr(self, each.name) - getattr(before, each.name) for each in fields(self)}
         return ReplicaCounts(**grown)
 
@@ -63,8 +63,8 @@ class FleetFigures:
     requests_per_s: float
     overdue: int = 0
     """Requests whose deadline has passed without a first token."""
-    lately: ReplicaCounts | None = None
-    """What was counted in the last minute; None: all of it."""
+    last_minute: ReplicaCounts | None = None
+    """The counts of the last minute; None: ``counts`` are."""
 
     @property
     def pending_tokens(self) -> int:
@@ -82,15 +82,15 @@ class FleetFigures:
     @property
     def on_time_share(self) -> float | None:
         """Share of requests on time, in the last minute if there were any; None before the first one."""
-        lately = self.lately if self.lately is not None and self.lately.judged else self.counts
-        return lately.slo_met / lately.judged if lately.judged else None
+        last_minute = self.last_minute if self.last_minute is not None and self.last_minute.judged else self.counts
+        return last_minute.slo_met / last_minute.judged if last_minute.judged else None
 
 
 def fleet_figures(
     snapshots: Iterable[PoolSnapshot],
     counts: ReplicaCounts,
     requests_per_s: float,
-    lately: ReplicaCounts | None = None,
+    last_minute: ReplicaCounts | None = None,
 ) -> FleetFigures:
     """The figures of all pools together."""
     instances: list[InstanceFigures] = []
@@ -114,7 +114,9 @@ def fleet_figures(
         leader = leader or (snapshot.leader.owner if snapshot.leader else None)
         migrations += sum(snapshot.migrations.values())
         overdue += overdue_in(replica for replica in snapshot.replicas if replica.is_alive(snapshot.now_ms))
-    return FleetFigures(tuple(instances), len(replicas), leader, migrations, counts, requests_per_s, overdue, lately)
+    return FleetFigures(
+        tuple(instances), len(replicas), leader, migrations, counts, requests_per_s, overdue, last_minute
+    )
 
 
 class RecentCounts:
@@ -123,7 +125,7 @@ class RecentCounts:
     def __init__(self) -> None:
         self._readings: deque[tuple[float, ReplicaCounts]] = deque()
 
-    def lately(self, counts: ReplicaCounts, now_s: float) -> ReplicaCounts:
+    def last_minute(self, counts: ReplicaCounts, now_s: float) -> ReplicaCounts:
         """Take in the sums of now; returns what was counted since those of a minute ago, or the first ones."""
         self._readings.append((now_s, counts))
         while len(self._readings) > 1 and self._readings[1][0] <= now_s - WINDOW_S:

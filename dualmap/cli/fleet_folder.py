@@ -74,9 +74,9 @@ class FleetHere:
     """The fleet that a command means which names none: the youngest that runs on this machine."""
 
     config: Path | None
-    """Its settings file; None if no fleet runs."""
+    """The settings file of the fleet; None if none runs."""
     if_failed: str
-    """What to add to the command's error."""
+    """The sentence to add to the command's error."""
     choice: str = ""
     """Where several run: which one is meant, and how to choose another one. Empty if there is no choice."""
     all: str = ""

@@ -71,10 +71,10 @@ def overview(pool: str, snapshot: PoolSnapshot, found: DiscoveryStatus) -> Rende
     leader = snapshot.leader
     leading = f"{leader.owner} (fence {leader.fence})" if leader else "none"
     migrations = ", ".join(f"{count:,} {reason}" for reason, count in sorted(snapshot.migrations.items())) or "none"
-    told = [f"leader: {leading}", f"migrations: {migrations}"]
+    lines = [f"leader: {leading}", f"migrations: {migrations}"]
     if found.at_ms:
-        told.append(f"discovery: {_discovery_line(found)}")
-    return Group(instances, "", replicas, "", *told)
+        lines.append(f"discovery: {_discovery_line(found)}")
+    return Group(instances, "", replicas, "", *lines)
 
 
 def queues(snapshots: Sequence[HotQueue]) -> RenderableType:
@@ -197,8 +197,8 @@ def discovery(status: DiscoveryStatus) -> RenderableType:
     """How discovery goes, and what it leaves out."""
     if not status.at_ms:
         return "no discovery yet; pools.discovery turns it on"
-    told = [status.source, _discovery_line(status), f"since {_utc(status.at_ms)} UTC, by {status.by}"]
-    return Group(*told, *(f"left out: {each}" for each in status.left_out))
+    lines = [status.source, _discovery_line(status), f"since {_utc(status.at_ms)} UTC, by {status.by}"]
+    return Group(*lines, *(f"left out: {each}" for each in status.left_out))
 
 
 def _discovery_line(status: DiscoveryStatus) -> str:

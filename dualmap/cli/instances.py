@@ -174,8 +174,8 @@ def audit_table(changes: list[dict[str, Any]]) -> Table:
         table.add_column(heading)
     for each in changes:
         at = datetime.fromtimestamp(each["at_ms"] / 1000, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
-        told = (each["by"] or "–", each["action"], each["instance"], each["pool"], each["detail"])
-        table.add_row(at, *map(Text, told))
+        cells = (each["by"] or "–", each["action"], each["instance"], each["pool"], each["detail"])
+        table.add_row(at, *map(Text, cells))
     return table
 
 

@@ -47,7 +47,7 @@ class Command:
     examples: tuple[str, ...]
     """Command lines without ``dualmap NAME``."""
     of_a_checkout: bool = False
-    """It runs experiments, which are not installed with the package."""
+    """The command runs experiments, which are not installed with the package."""
 
     @property
     def is_here(self) -> bool:

@@ -18,7 +18,7 @@ _IN_WORDS = {
     "whole_amount": "a whole number such as 600, 100k or 2M",
     "fromisoformat": "a date such as 2026-01-31",
 }
-"""What an option takes, by the name of the function that reads it."""
+"""The kind of value that an option takes, by the name of the function that reads it."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

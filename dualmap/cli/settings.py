@@ -58,7 +58,7 @@ class Settings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _tenants_are_told_apart(self) -> Settings:
+    def _tenants_are_distinct(self) -> Settings:
         for what, names in (
             ("tenant", [tenant.name for tenant in self.tenants]),
             ("key", [key.hash for tenant in self.tenants for key in tenant.keys]),

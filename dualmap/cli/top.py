@@ -27,7 +27,7 @@ from dualmap.router.telemetry.pressure import ADVICE, Pressure, overdue_in
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
 from dualmap.router.tenants.tenant_record import TenantRecord
 from dualmap.router.tenants.usage import TenantNow, tenants_now
-from dualmap.router.ui.chronicler import RECENT_SAMPLES, ended, lately_of
+from dualmap.router.ui.chronicler import RECENT_SAMPLES, ended, recent_traffic
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
@@ -103,14 +103,14 @@ class LastMinutes:
     """The record of a pool's last minutes."""
 
     record: ChronicleRecord = field(default_factory=ChronicleRecord)
-    lately: TrafficCounts = field(default_factory=TrafficCounts)
+    recent: TrafficCounts = field(default_factory=TrafficCounts)
     """Counts of the last minute."""
     over_s: float = 0.0
 
     @classmethod
     async def read(cls, pool: PoolStore) -> LastMinutes:
         record, samples = await pool.chronicle.last_record(), await pool.chronicle.samples(RECENT_SAMPLES)
-        return cls(record, *lately_of(record, samples)) if record.at_ms else cls()
+        return cls(record, *recent_traffic(record, samples)) if record.at_ms else cls()
 
     def is_fresh(self, now_ms: int) -> bool:
         return self.record.at_ms > 0 and now_ms - self.record.at_ms < 1000 * _FRESH_S
@@ -272,10 +272,10 @@ def pool_table(
 ) -> RenderableType:
     """One pool: what is wrong, its traffic in a line, then its instances in the order of ``sort``, ``rows`` of them at
     most. ``minutes`` are its last ones; None: there is no record."""
-    total, lately, over_s = shown.read(overview, time.monotonic())
+    total, recent, over_s = shown.read(overview, time.monotonic())
     minutes = minutes or LastMinutes()
-    if not lately.ended and minutes.is_fresh(overview.now_ms):
-        lately, over_s = minutes.lately, minutes.over_s
+    if not recent.ended and minutes.is_fresh(overview.now_ms):
+        recent, over_s = minutes.recent, minutes.over_s
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("instance", "state", f"{'ahead':{_BAR // 2}}│SLO {slo_s:g}s"):
         table.add_column(heading, no_wrap=True)
@@ -296,20 +296,20 @@ def pool_table(
             f"{load.prefill_tokens_per_s:,.0f}",
         )
     more = [Text(f"… {len(loads) - rows} more", "dim")] if rows is not None and len(loads) > rows else []
-    wrong = _wrong(overview, minutes, lately, over_s, slo_s)
-    return Group(*wrong, _headline(name, overview, total, lately, over_s), table, *more, "")
+    wrong = _wrong(overview, minutes, recent, over_s, slo_s)
+    return Group(*wrong, _headline(name, overview, total, recent, over_s), table, *more, "")
 
 
 def _wrong(
-    overview: PoolOverview, minutes: LastMinutes, lately: TrafficCounts, over_s: float, slo_s: float
+    overview: PoolOverview, minutes: LastMinutes, recent: TrafficCounts, over_s: float, slo_s: float
 ) -> list[RenderableType]:
-    """What is wrong, the worst first, with what to do; then what was, until a short time ago."""
+    """Present problems, the worst first, with what to do; then those that ended a short time ago."""
     lives = [replica for replica in overview.replicas if replica.is_alive(overview.now_ms)]
     if not lives or overview.leader is None:
         return [*_nobody(bool(lives), overview.leader is not None), Text("")]
     parts: list[Text] = []
     fresh = minutes.is_fresh(overview.now_ms)
-    pressure = Pressure.of(overview, minutes.lately if fresh else lately, minutes.over_s if fresh else over_s, slo_s)
+    pressure = Pressure.of(overview, minutes.recent if fresh else recent, minutes.over_s if fresh else over_s, slo_s)
     if pressure.headline:
         parts += [
             Text(pressure.headline, "bold red"),
@@ -356,9 +356,9 @@ def _time(seconds: float) -> str:
 
 
 def _headline(
-    name: str, overview: PoolOverview, total: TrafficCounts, lately: TrafficCounts, over_s: float
+    name: str, overview: PoolOverview, total: TrafficCounts, recent: TrafficCounts, over_s: float
 ) -> RenderableType:
-    counts = lately if lately.ended else total
+    counts = recent if recent.ended else total
     alive = sum(replica.is_alive(overview.now_ms) for replica in overview.replicas)
     ready = sum(load.state == "ready" for load in overview.loads.values())
     moved = sum(overview.migrations.values())
@@ -369,9 +369,9 @@ def _headline(
         f"{moved:,} migrations",
     )
     overdue = overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms))
-    arriving = f"{lately.arrived / max(over_s, 1.0):.1f}/s arrive, " if lately.arrived else ""
+    arriving = f"{recent.arrived / max(over_s, 1.0):.1f}/s arrive, " if recent.arrived else ""
     figures = (
-        f"{arriving}{lately.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
+        f"{arriving}{recent.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
         f"on time {_share(counts.on_time, counts.on_time + counts.late)}",
         f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
         f"refused {_share(counts.refused, counts.ended)}",

@@ -242,7 +242,7 @@ async def show_until(
             if away_since_s is not None:
                 status.say(f"the store answers again, after {time.monotonic() - away_since_s:.0f} s")
                 away_since_s = None
-            status.show(fleet_figures(snapshots, counts, rate, recent.lately(counts, now_s)))
+            status.show(fleet_figures(snapshots, counts, rate, recent.last_minute(counts, now_s)))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(interval_s):
                 await stopping.wait()

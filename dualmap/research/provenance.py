@@ -29,22 +29,24 @@ class Provenance:
     @classmethod
     def here(cls, words: Sequence[str]) -> Provenance:
         """The provenance of a command that starts now, by the words behind ``dualmap``."""
-        return cls(_commit(), datetime.now(UTC).date().isoformat(), shlex.join(("dualmap", *_told(words))))
+        return cls(
+            _commit(), datetime.now(UTC).date().isoformat(), shlex.join(("dualmap", *_without_output_options(words)))
+        )
 
     @property
     def sentence(self) -> str:
         return f"Commit {self.commit}, {self.date}: `{self.command}`"
 
 
-def _told(words: Sequence[str]) -> list[str]:
-    told: list[str] = []
+def _without_output_options(words: Sequence[str]) -> list[str]:
+    kept: list[str] = []
     skipped = False
     for word in words:
         if skipped or word == "--quiet" or word.split("=")[0] in _LEFT_OUT:
             skipped = not skipped and word in _LEFT_OUT
         else:
-            told.append(word)
-    return told
+            kept.append(word)
+    return kept
 
 
 def _commit() -> str:

@@ -33,7 +33,7 @@ class Section:
     """One study's part of a report."""
 
     name: str
-    """Its key in the JSON."""
+    """The key of the section in the JSON."""
     title: str
     question: str
     """The claim or question of the section, and what was run."""

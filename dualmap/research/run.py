@@ -47,7 +47,7 @@ class Search:
     """The goodputs of a run's variant: for each target the highest rate that meets it."""
 
     run: Run
-    """Its rate is where the search starts; None: at ``START_SHARE``, where all variants are tried at the same rates."""
+    """The rate at which the search starts; None: at ``START_SHARE``, where all variants are tried at the same rates."""
     targets: tuple[Target, ...] = (MAIN,)
     tolerance: float = 0.01
     """Relative width of the bracket at the end."""

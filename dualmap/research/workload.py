@@ -41,9 +41,9 @@ class Traffic:
     file: str = ""
     """A recording of the same traffic, used instead if a folder holds it."""
     slo_ttft_s: float | None = None
-    """Its TTFT SLO; None: the variants' own."""
+    """TTFT SLO of the traffic; None: the variants' own."""
     slo_tpot_s: float | None = None
-    """Its SLO of the time per output token; None: ``on_time.TPOT_SLO_S``."""
+    """SLO of the traffic for the time per output token; None: ``on_time.TPOT_SLO_S``."""
     warm_up_share: int = WARM_UP_SHARE
     """One in so many requests, at the start, loads the fleet and stays out of the results."""
 

@@ -358,7 +358,7 @@ class RouterSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _admins_are_told_apart(self) -> Self:
+    def _admins_are_distinct(self) -> Self:
         for what, differing in (
             ("name", {each.name for each in self.admins}),
             ("key", {each.digest for each in self.admins}),
@@ -368,7 +368,7 @@ class RouterSettings(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _issuers_are_told_apart(self) -> Self:
+    def _issuers_are_distinct(self) -> Self:
         if len({each.issuer for each in self.jwt}) < len(self.jwt):
             raise ValueError("two of jwt have one issuer")
         return self

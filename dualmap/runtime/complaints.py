@@ -1,4 +1,4 @@
-"""What pydantic has against a value, in words that say what to write instead."""
+"""Pydantic's complaints about a value, in words that say what to write instead."""
 
 from __future__ import annotations
 

@@ -157,8 +157,8 @@ def _endpoint_template(template: str) -> str:
     except ValueError:
         fits = False
     if not fits:
-        told = "{host} and {port+10000} are filled in"
-        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": told})
+        filled_in = "{host} and {port+10000} are filled in"
+        raise PydanticCustomError("endpoint", "must be tcp://HOST:PORT; {told}", {"told": filled_in})
     return template
 
 

@@ -25,7 +25,7 @@ class Store(Protocol):
 
     @property
     def certificates(self) -> tuple[FollowedFiles[Any], ...]:
-        """Those of its connections, for reports."""
+        """The certificates of the connections, for reports."""
 
     @property
     def tenants(self) -> TenantBook:

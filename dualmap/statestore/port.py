@@ -118,7 +118,7 @@ class ReplicaStore(Protocol):
 
     @property
     def certificates(self) -> tuple[FollowedFiles[Any], ...]:
-        """Those of its connections, for reports."""
+        """The certificates of the connections, for reports."""
 
     @property
     def tenants(self) -> TenantBook:

@@ -89,7 +89,7 @@ class InstanceRecord(LiveCounts):
         return self.state == InstanceState.READY and serves(Role(self.role), leg)
 
     def begins(self, growth: Counts) -> list[str]:
-        """Its stamps of what begins once its counts have grown by so much: work on time where there is none, and
+        """The stamps of what begins once the counts have grown by so much: work on time where there is none, and
         requests that run."""
         on_time = self.pending_tokens - self.deferred_tokens
         works = on_time <= 0 < on_time + growth.pending_tokens - growth.deferred_tokens

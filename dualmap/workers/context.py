@@ -46,9 +46,9 @@ class LeaderContext(PoolContext):
     """A pool in a term of its leader."""
 
     fence: int
-    """Of every write of the term."""
+    """The fence of every write of the term."""
     reader: PoolReader
-    """What jobs read before they act: no older than the pause between two of their rounds."""
+    """Reads of members and loads before a job acts: no older than the pause between two of its rounds."""
 
     @property
     def led(self) -> LedPool:

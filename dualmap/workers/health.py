@@ -30,7 +30,7 @@ from dualmap.workers.health_rules import (
     update_suspicion,
     update_waiting,
 )
-from dualmap.workers.metrics import NOT_ASKED
+from dualmap.workers.metrics import NOT_SENT
 from dualmap.workers.probe import Health, NotSentError, Prober
 from dualmap.workers.probe_errors import refused_list
 from dualmap.workers.settings import WorkerSettings
@@ -165,14 +165,14 @@ class HealthChecker:
             try:
                 await self._check_now(spec, load, pause_s)
             except NotSentError:
-                self._not_asked(spec, pause_s)
+                self._not_sent(spec, pause_s)
 
-    def _not_asked(self, spec: InstanceSpec, pause_s: float) -> None:
+    def _not_sent(self, spec: InstanceSpec, pause_s: float) -> None:
         """The shortage is this worker's: the instance keeps its state, and what is remembered of it."""
         now_s = self._clock.monotonic_s()
         former = self._records.get(spec.instance_id, HealthRecord(now_s))
         self._records[spec.instance_id] = replace(former, due_s=self._due_s(pause_s))
-        self._metrics.health_checks.labels(self._pool.name, NOT_ASKED).inc()
+        self._metrics.health_checks.labels(self._pool.name, NOT_SENT).inc()
         if self._shortage_log.due(now_s):
             log.error(
                 "out of files pool=%s: no file descriptor is left for health checks, and instances keep their states;"

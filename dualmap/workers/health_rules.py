@@ -131,7 +131,7 @@ class HealthRecord:
     run_due_s: float = 0.0
     """When it is read again, even if the connection stays open."""
     forgotten: bool = False
-    """It is down, and its KV metadata was forgotten when it went down."""
+    """The instance is down, and its KV metadata was forgotten when it went down."""
     sleep_due_s: float = 0.0
     """When it is queried again whether its engine is paused or asleep."""
     models_due_s: float = 0.0

@@ -11,7 +11,7 @@ from dualmap.runtime.certificates import CertificateReport
 from dualmap.scheduling.state.instance import Role
 
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
-NOT_ASKED = "not_asked"
+NOT_SENT = "not_asked"
 """Outcome of a health check for which this worker had no file descriptor left."""
 _LAG_BUCKETS_S = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 _TICK_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0)
@@ -85,7 +85,7 @@ class WorkerMetrics:
         )
         self.health_checks = Counter(
             "dualmap_worker_health_checks",
-            f"Health checks by outcome (ok, failed, stalled, {NOT_ASKED}: this worker is out of file descriptors)",
+            f"Health checks by outcome (ok, failed, stalled, {NOT_SENT}: this worker is out of file descriptors)",
             ["pool", "outcome"],
             registry=self.registry,
         )

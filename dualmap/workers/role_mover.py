@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class RoleMover:
-    """Its memory is of one term: a new leader watches for as long again before it moves anything."""
+    """Gives instances to the starved role. The memory is of one term: a new leader watches for as long again before it
+    moves anything."""
 
     name = "role mover"
     interval_s = 1.0

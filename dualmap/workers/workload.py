@@ -116,7 +116,7 @@ class Workload:
             raise ApiError(f"the API server sent a scale that cannot be read: {error!r}") from error
 
     async def _pods(self, selector: str) -> dict[str, Pod]:
-        """Its pods that do not terminate, by uid."""
+        """The pods of the workload that do not terminate, by uid."""
         pods: dict[str, Pod] = {}
         async for page in self._api.pages(self._pods_path, {"labelSelector": selector}):
             for each in page.get("items") or ():

@@ -234,11 +234,11 @@ def table() -> str:
             target = TRANSITIONS.get((phase, given))
             if target is not None and given is not Input.ENDED:
                 moves.setdefault(target, []).append(_words(given))
-        told = "; ".join(
+        leads_to = "; ".join(
             f"{', '.join(inputs)} → {'stays' if target is phase else f'**{_words(target)}**'}"
             for target, inputs in moves.items()
         )
-        rows.append(f"| **{_words(phase)}** | {meanings.get(phase, '')} | {told} |\n")
+        rows.append(f"| **{_words(phase)}** | {meanings.get(phase, '')} | {leads_to} |\n")
     return "".join(rows)
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import load_tools
 import pytest
-from load_tools import OUTPUT_TOKENS, REQUESTS, TOOLS, Target, Told, answers_of
+from load_tools import OUTPUT_TOKENS, REQUESTS, TOOLS, Reported, Target, answers_of
 from real_fleet.errors import LackingError
 
-WELL = Told(REQUESTS, 0, REQUESTS * OUTPUT_TOKENS, 0.1)
+WELL = Reported(REQUESTS, 0, REQUESTS * OUTPUT_TOKENS, 0.1)
 
 
 def test_answers_are_counted_over_the_instances_of_the_fleet() -> None:
@@ -21,20 +21,20 @@ def test_answers_are_counted_over_the_instances_of_the_fleet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seen", "reason"),
+    ("reported", "seen", "reason"),
     [
         (WELL, (REQUESTS, 0, 4), ""),
         (WELL, (REQUESTS + 5, 0, 4), ""),
-        (Told(REQUESTS - 1, 1, REQUESTS * OUTPUT_TOKENS, 0.1), (REQUESTS, 0, 4), "it counts 63 answers of 64"),
-        (Told(REQUESTS, 0, REQUESTS * OUTPUT_TOKENS / 2, 0.1), (REQUESTS, 0, 4), "it counts 1024 tokens of 2048"),
+        (Reported(REQUESTS - 1, 1, REQUESTS * OUTPUT_TOKENS, 0.1), (REQUESTS, 0, 4), "it counts 63 answers of 64"),
+        (Reported(REQUESTS, 0, REQUESTS * OUTPUT_TOKENS / 2, 0.1), (REQUESTS, 0, 4), "it counts 1024 tokens of 2048"),
         (WELL, (REQUESTS - 1, 0, 4), "the fleet counts 63 answers"),
         (WELL, (REQUESTS, 2, 4), "and 2 requests without one"),
     ],
 )
 def test_a_tool_passes_if_its_counts_are_whole_and_the_fleets_agree(
-    told: Told, seen: tuple[int, int, int], reason: str
+    reported: Reported, seen: tuple[int, int, int], reason: str
 ) -> None:
-    found = load_tools.verdict_of(told, seen)
+    found = load_tools.verdict_of(reported, seen)
 
     assert reason in found and bool(found) == bool(reason)
 

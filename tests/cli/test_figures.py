@@ -94,12 +94,12 @@ def test_the_line_names_what_matters() -> None:
 def test_on_time_is_that_of_the_last_minute_and_what_is_overdue_stands_beside_it() -> None:
     later = ReplicaCounts(requests=182, slo_met=70, slo_missed=110)
 
-    text = line(figures(counts=later, lately=later.since(figures().counts), overdue=1234))
+    text = line(figures(counts=later, last_minute=later.since(figures().counts), overdue=1234))
 
     assert "on time 10.0% (1,234 overdue)" in text
-    assert "on time 75.0%" in line(figures(lately=ReplicaCounts()))
+    assert "on time 75.0%" in line(figures(last_minute=ReplicaCounts()))
     recent = RecentCounts()
-    sums = [recent.lately(ReplicaCounts(slo_met=10 * second), float(second)).slo_met for second in range(121)]
+    sums = [recent.last_minute(ReplicaCounts(slo_met=10 * second), float(second)).slo_met for second in range(121)]
     assert (sums[0], sums[30], sums[120]) == (0, 300, 600)
 
 

@@ -119,8 +119,8 @@ def test_an_overload_is_the_first_that_one_reading_says() -> None:
     loaded = replace(loaded, replicas=(replica,), leader=Lease("w", 3, 9000))
     known = KnownProblem("default/queue", "warning", "100 requests refused", "why", "what to do", 0, 895_000)
     ended = replace(known, key="default/late", what="30 % late", since_ms=600_000, until_ms=720_000)
-    lately = TrafficCounts(on_time=71, late=29, arrived=2460, answered=1440, ended=1440)
-    minutes = LastMinutes(ChronicleRecord(at_ms=899_000, problems=(known, ended)), lately, 60.0)
+    recent = TrafficCounts(on_time=71, late=29, arrived=2460, answered=1440, ended=1440)
+    minutes = LastMinutes(ChronicleRecord(at_ms=899_000, problems=(known, ended)), recent, 60.0)
 
     shown = text(pool_table("default", loaded, Shown(), "name", 5.0, None, minutes), width=400)
 

@@ -61,7 +61,7 @@ class Answer:
     error: str | None = None
     """The error event that ended its stream, or that the engine aborted it."""
     complete: bool = False
-    """It has the end that its API demands."""
+    """The answer has the end that its API demands."""
 
     def choice(self, index: int) -> Choice:
         return self.choices.setdefault(index, Choice())

@@ -65,7 +65,7 @@ RESET = NetworkFault(Treatment.RESET, Treatment.RESET)
 BLACK_HOLE = NetworkFault(Treatment.HOLD, Treatment.HOLD)
 HALF_OPEN = NetworkFault(Treatment.MUTE, Treatment.MUTE)
 LEFT_OPEN = NetworkFault(Treatment.HOLD, Treatment.CLOSE)
-"""What was open stays open and silent; new connections are refused."""
+"""Open connections stay open and silent; new ones are refused."""
 GARBAGE = NetworkFault(Treatment.GARBAGE, Treatment.GARBAGE)
 _NO_FAULT = NetworkFault()
 

@@ -178,7 +178,7 @@ async def engine_reset(stage: Stage) -> None:
 
 
 async def engine_garbage(stage: Stage) -> None:
-    """What an engine answers arrives as bytes that mean nothing."""
+    """The answers of an engine arrive as bytes that mean nothing."""
     async with stage.any_engine().proxy.broken(GARBAGE):
         await stage.hold(5.0)
 
@@ -294,7 +294,7 @@ async def refusing_store(stage: Stage) -> None:
 
 
 async def spoiled_store(stage: Stage) -> None:
-    """What the store replies arrives as bytes that mean nothing."""
+    """The replies of the store arrive as bytes that mean nothing."""
     async with stage.fleet.store_proxy.broken(GARBAGE):
         await stage.alone(all_of_them=False)
         await stage.hold(2.0)

@@ -101,7 +101,7 @@ class Engine:
 
     @property
     def own_url(self) -> str:
-        """Its URL without the network between."""
+        """The URL of the process itself, past the proxy."""
         return f"http://{HOST}:{self._port}"
 
     @property
@@ -154,7 +154,7 @@ class Engine:
         await self.proxy.target_ended()
 
     async def order(self, path: str, order: Mapping[str, Any] | None = None) -> Any:
-        """Its answer to an order under ``/emulator/``, past the proxy; a question without ``order``.
+        """The answer of an engine to an order under ``/emulator/``, past the proxy; a question without ``order``.
 
         Raises HttpClientError: it does not answer."""
         pieces, client = bytearray(), HttpClient(self.own_url, connect_timeout_s=2.0)
@@ -213,7 +213,7 @@ class LocalFleet:
         self.engines: list[Engine] = []
         self.up: FleetProcess
         self.certificates: FleetCertificates
-        """It is set where the fleet speaks TLS."""
+        """Set where the fleet speaks TLS."""
         self._pipe: tuple[int, int] = (0, 0)
         self._store: Store | None = None
 

@@ -133,9 +133,9 @@ class Stage:
         """Status and body of a completion that is not streamed, over a connection of its own; None: it was lost."""
         pieces, client = bytearray(), self.fleet.client()
         try:
-            asked = json.dumps({"model": self.fleet.plan.model, **body}).encode()
+            question = json.dumps({"model": self.fleet.plan.model, **body}).encode()
             async with asyncio.timeout(self._plan.client_waits_s):
-                answer = await client.request("POST", "/v1/completions", asked, on_body=pieces.extend)
+                answer = await client.request("POST", "/v1/completions", question, on_body=pieces.extend)
             return answer.status, json.loads(bytes(pieces))
         except (HttpClientError, TimeoutError):
             return None, {}

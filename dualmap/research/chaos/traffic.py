@@ -81,7 +81,7 @@ class Traffic:
 
     def __init__(self, client: HttpClient, model: str, right: RightAnswers, plan: TrafficPlan, seed: int) -> None:
         self.tally = Tally()
-        """It counts the requests that ended since it was last exchanged; see ``counted``."""
+        """Counts the requests that ended since it was last exchanged; see ``counted``."""
         self._client = client
         self._model = model
         self._right = right

@@ -126,7 +126,7 @@ def _day_finding(rows: Sequence[Sequence[Cell]]) -> str:
     ours, others = rows[0], rows[1:-1]
     as_good = [row for row in others if float(row[1]) >= float(ours[1])]
     best = min(as_good, key=lambda row: float(row[2])) if as_good else None
-    told = (
+    compared = (
         f"the best of the others that is on time as often is {best[0]} with {float(best[2]):.2f}, so "
         f"{float(ours[2]) / float(best[2]):.2f} of its instance hours, where knowing the future takes "
         f"{float(rows[-1][2]) / float(best[2]):.2f}"
@@ -135,7 +135,7 @@ def _day_finding(rows: Sequence[Sequence[Cell]]) -> str:
     )
     return (
         f"Day: {float(ours[1]):.1f} % on time with {float(ours[2]):.2f} instance hours, {float(ours[3]):.2f} of those"
-        f" of the known future; {told}."
+        f" of the known future; {compared}."
     )
 
 

@@ -147,16 +147,16 @@ def _policy_finding(runs: Sequence[Done]) -> str:
     mixed = {case.policy: run for case, run in runs if case.fleet == MIXED}
     ours: list[PolicyName] = [policy for policy in (DEFAULT_POLICY, "dualmap") if policy in over]
     others = {policy: run for policy, run in over.items() if not policy.startswith("dualmap")}
-    told = ", ".join(f"{policy_title(policy)} {over[policy].ttft_p90_s:.2f} s" for policy in ours)
+    sentence = ", ".join(f"{policy_title(policy)} {over[policy].ttft_p90_s:.2f} s" for policy in ours)
     if others:
         best = min(others, key=lambda policy: others[policy].ttft_p90_s)
-        told += f", best other {best} {others[best].ttft_p90_s:.2f} s"
-    told = f"{label}, {rate:.2f}/s: P90 TTFT over 4P4D {told}"
+        sentence += f", best other {best} {others[best].ttft_p90_s:.2f} s"
+    sentence = f"{label}, {rate:.2f}/s: P90 TTFT over 4P4D {sentence}"
     if DEFAULT_POLICY in over:
         split, whole = (100 * runs_of[DEFAULT_POLICY].both_tight for runs_of in (over, mixed))
-        told += f"; within {PAPER_SLO_S:g} s and {1000 * TIGHT_TPOT_SLO_S:.0f} ms a token {split:.1f} %"
-        told += f" of the requests, on 8 mixed {whole:.1f} %"
-    return f"{told}."
+        sentence += f"; within {PAPER_SLO_S:g} s and {1000 * TIGHT_TPOT_SLO_S:.0f} ms a token {split:.1f} %"
+        sentence += f" of the requests, on 8 mixed {whole:.1f} %"
+    return f"{sentence}."
 
 
 def _way_finding(runs: Sequence[Done]) -> str:

@@ -102,8 +102,8 @@ def prefill_first_section(plan: Plan, bench: Bench) -> Section:
             [workload.label, policy, goodput, 100 * goodput / best if best else 0.0] for policy, goodput in own.items()
         ]
         ranking = sorted(own, key=own.__getitem__, reverse=True)
-        told = ", ".join(f"{policy} {own[policy]:.2f}/s" for policy in ranking)
-        findings.append(f"{workload.label}: {told}.")
+        ranked = ", ".join(f"{policy} {own[policy]:.2f}/s" for policy in ranking)
+        findings.append(f"{workload.label}: {ranked}.")
     return Section(
         name="prefill_first",
         title="The paper's regime: engines that prefill first",

@@ -119,8 +119,8 @@ def _comparison(values: Mapping[str, Sequence[float]], what: str, *, relative: b
     difference = found.percent if relative else found.points
     if difference is None:
         return f"{what}: {found.best_other} is at 0."
-    told = f"{shown(difference, 1, sign=True)} {'%' if relative else 'points'}"
-    return f"{what}: {found.first} against the best other, {found.best_other}: {told}."
+    lead = f"{shown(difference, 1, sign=True)} {'%' if relative else 'points'}"
+    return f"{what}: {found.first} against the best other, {found.best_other}: {lead}."
 
 
 def _ranking_note(ranking: Ranking) -> str:

@@ -48,9 +48,9 @@ def render_json(outcome: SuiteResult) -> str:
 
 def _suite_json(suite: Suite) -> dict[str, object]:
     """The variants are left out: what they say in full stands beside."""
-    told = asdict(suite)
-    del told["variants"]
-    return told | {"workloads": told.pop("traffic")}
+    described = asdict(suite)
+    del described["variants"]
+    return described | {"workloads": described.pop("traffic")}
 
 
 def _fleet_json(workload: Workload) -> dict[str, object]:
@@ -165,8 +165,8 @@ class _Document(BaseModel):
         """The inverse of ``_suite_json``."""
         if not isinstance(suite, dict) or "workloads" not in suite:
             raise ValueError("names no workloads")
-        told = {name: value for name, value in suite.items() if name != "workloads"}
-        return told | {"traffic": suite["workloads"], "variants": ()}
+        described = {name: value for name, value in suite.items() if name != "workloads"}
+        return described | {"traffic": suite["workloads"], "variants": ()}
 
     def outcome(self) -> SuiteResult:
         """Raises ValueError, VariantError: what the file says does not go together."""

@@ -28,12 +28,12 @@ _HIT_RATE = Column("hit rate", "hit_rate", 100, 1)
 def _versus(column: Column) -> Cell:
     """The first variant's mean and the best other's for this figure alone."""
 
-    def told(mean: Mean) -> str:
+    def shown_mean(mean: Mean) -> str:
         return f"{column.factor * mean.value:.{column.digits}f}{column.unit}"
 
     def cell(result: RateResult) -> str:
         found = Comparison.of(result.values(column.figure), highest_best=column.highest_best)
-        return f"{told(found.own)} / {told(found.other)} {found.best_other}"
+        return f"{shown_mean(found.own)} / {shown_mean(found.other)} {found.best_other}"
 
     return cell
 

@@ -77,7 +77,7 @@ def changed_by(request: Request) -> str:
 
 
 def named_or(request: Request, claimed: str) -> str:
-    """The same, for a caller that may have claimed a name elsewhere."""
+    """Require an admin, who may have claimed a name elsewhere."""
     admin: Admin = request.state.admin
     known = admin.name or request.scope.get(CLIENT_NAME)
     if known:

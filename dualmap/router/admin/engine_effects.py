@@ -1,4 +1,5 @@
-"""What vLLM's control endpoints do to an engine, as far as the fleet has to know: by the path and the query. Pure."""
+"""Effects of vLLM's control endpoints on an engine, as far as the fleet has to know: by the path and the query.
+Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _NO: Final = frozenset({"0", "false", "f", "no", "n", "off"})
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a call does that succeeds."""
+    """The effect of a call that succeeds."""
 
     empties_cache: bool = False
     """The engine's KV cache is empty. It publishes that with its next computing step only."""

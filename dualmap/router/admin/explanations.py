@@ -42,8 +42,8 @@ async def recent(
     limit: Annotated[int, Query(ge=1, le=1000, description="answers at most")] = 20,
     local: LocalOnly = False,
 ) -> list[dict[str, Any]]:
-    """What the replicas remember: live requests, the newest first, then those that ended, the last one first. A replica
-    that does not answer within a second is left out. With `local`, no other one is asked."""
+    """Requests that the replicas remember: live ones, the newest first, then those that ended, the last one first. A
+    replica that does not answer within a second is left out. With `local`, no other one is asked."""
     own = _own_recent(runtime, limit)
     if local:
         return own
@@ -96,12 +96,12 @@ async def explain(
             return explained
     record = await _live_record(runtime, ids)
     if record is not None:
-        not_asked = "was not asked" if local else "could not be asked"
+        why_not = "was not asked" if local else "could not be asked"
         return {
             "request_id": record.request_id,
             "replica_id": record.replica_id,
             "record": asdict(record),
-            "note": f"the replica that placed it keeps the explanation, but {not_asked}",
+            "note": f"the replica that placed it keeps the explanation, but {why_not}",
         }
     raise NotFoundError(
         f"{_who_forgot(local, gaps)} request {request_id!r}: each keeps the last {KEPT_EXPLANATIONS} that ended",

@@ -92,7 +92,7 @@ class InstanceList(BaseModel):
 
 
 class InstanceChange(BaseModel):
-    """What somebody did to an instance."""
+    """A change of an instance by an operator."""
 
     at_ms: int
     pool: str
@@ -121,7 +121,7 @@ async def history(
     instance: Annotated[str | None, Query(description="what was done to this one alone")] = None,
     limit: Annotated[int, Query(ge=1, le=KEPT_MEMBER_CHANGES, description="changes at most")] = 100,
 ) -> list[InstanceChange]:
-    """What was done to instances last, the latest first: when, by whom, what. The last 1,000 of each pool are kept."""
+    """The last changes of instances, the latest first: when, by whom, what. The last 1,000 of each pool are kept."""
     found = [
         InstanceChange(pool=pool.settings.name, **asdict(change))
         for pool in pools

@@ -140,7 +140,7 @@ class SentPrompt:
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     pooled: bool = False
-    """Its prompts are pooled, or no one knows whose cache serves it: they count, and no cache is looked at."""
+    """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
 
     @property
     def text_bytes(self) -> int | None:
@@ -171,13 +171,13 @@ class InferenceRequest:
     """Hash of the raw body, for requests that are passed on: scheduled ones are identified by the hash of their prompt.
     """
     leaves_usage_open: bool = False
-    """It streams, and has no ``stream_options``: only the fleet uses its usage."""
+    """The request streams without ``stream_options``: only the fleet uses its usage."""
     refuses_usage: bool = False
-    """It streams, and has ``stream_options`` by which no usage comes."""
+    """The request streams with ``stream_options`` by which no usage comes."""
     leaves_ids_open: bool = False
-    """It does not say whether its answer is to have the ids of its tokens."""
+    """The request does not say whether the answer is to have the ids of its tokens."""
     leaves_id_open: bool = False
-    """Its response is to be found again by an id that the fleet may give it."""
+    """The response is to be found again by an id that the fleet may give it."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""
     not_continued: str = "it does not stream"
@@ -189,9 +189,9 @@ class InferenceRequest:
     asks: AskedTokens | None = None
     """The tokens that it asks for, where it is passed on; None: none."""
     in_background: bool = False
-    """Its instance answers at once, and goes on computing the response, whatever its client does."""
+    """The instance answers at once, and continues to compute the response, whatever the client does."""
     stores: bool = False
-    """Its instance may store the response."""
+    """The instance may store the response."""
     pinned_to: str | None = None
     """The instance that has stored what it continues."""
     continues: str | None = None
@@ -202,7 +202,7 @@ class InferenceRequest:
     unread: str = ""
     """Why nothing is known of its body but, perhaps, the model; empty for one that was read."""
     may_steer: bool = False
-    """It was not read, and may say what a client must not (``router.http.steering``)."""
+    """The body was not read, and may say what a client must not (``router.http.steering``)."""
     doubled: frozenset[str] = frozenset()
     """The fields, of those that rights depend on, that its body has more than once; looked for where its caller has
     such rights."""
@@ -211,17 +211,17 @@ class InferenceRequest:
     form_edits: tuple[tuple[tuple[int, int], bytes], ...] = ()
     """Edits of a form that drop what the client must not say."""
     names_priority: bool = False
-    """Its body has a field ``priority``, of any value."""
+    """The body has a field ``priority``, of any value."""
     priority_span: tuple[int, int] | None = None
     """Span of that field's value in a form."""
     only: frozenset[str] | None = None
     """The instances that a gateway allows for it; None: any."""
     hides_first_token: bool = False
-    """Its answer does not pass here, and so its first token is not seen."""
+    """The answer does not pass here, so its first token is not seen."""
     hides_usage: bool = False
-    """Its answer does not pass here, and so its tokens are not counted."""
+    """The answer does not pass here, so its tokens are not counted."""
     stops_at_mark: bool = False
-    """It has the stop string by which a decoder of vLLM-Ascend gives a request back."""
+    """The request has the stop string by which a decoder of vLLM-Ascend gives a request back."""
     computed_answers: int = 1
     """The number of answers that its instance computes, to all its prompts."""
     caller: Caller | None = None

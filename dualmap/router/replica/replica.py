@@ -212,9 +212,9 @@ class Replica:
         """How the pool copes with the requests of this replica; by its own counts, and without the network."""
         self._context.deadlines.report()
         metrics, slo_s = self._pool.metrics, self._pool.scheduling.slo_ttft_s
-        lately, over_s = self._recent.since(self._context.clock.monotonic_s(), TrafficCounts.of(metrics))
+        recent, over_s = self._recent.since(self._context.clock.monotonic_s(), TrafficCounts.of(metrics))
         held = self._pool.grant_waiters.held_requests
-        return Pressure(lately, over_s, int(metrics.overdue.value), slo_s, held)
+        return Pressure(recent, over_s, int(metrics.overdue.value), slo_s, held)
 
     async def restore(self) -> None:
         """Members first, if the store has none at all; then the live requests of this replica, and no others.

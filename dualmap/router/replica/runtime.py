@@ -93,8 +93,8 @@ class Runtime:
         self.trust = trust or InstanceTrust()
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
         self.warnings: list[str] = []
-        """What an operator has to know of this replica, as it is used."""
-        """Those that this process presents or trusts, for reports."""
+        """Facts about this replica that an operator has to know, in the form in which they are reported."""
+        """The certificates that this process presents or trusts, for reports."""
         self.scheduling = scheduling
         clock = clock or RealClock()
         self.tokens = Tokens(settings.jwt, clock, lambda: self.tenant_keeper.now_ms() / 1000) if settings.jwt else None

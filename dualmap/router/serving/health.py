@@ -49,10 +49,10 @@ def _pool(runtime: Runtime, name: str) -> dict[str, Any]:
         "held": pool.grant_waiters.held_requests,
         "overdue": pressure.overdue,
         "last_minute": {
-            "arrived": pressure.lately.arrived,
-            "answered": pressure.lately.answered,
-            "on_time": pressure.lately.on_time,
-            "not_on_time": pressure.lately.late,
+            "arrived": pressure.recent.arrived,
+            "answered": pressure.recent.answered,
+            "on_time": pressure.recent.on_time,
+            "not_on_time": pressure.recent.late,
         },
         "problem": f"{pressure.headline}: {pressure.figures}" if pressure.headline else None,
         "avoided": {

@@ -32,7 +32,7 @@ ADVICE: Final = (
 class Pressure:
     """A pool in the last moments."""
 
-    lately: TrafficCounts
+    recent: TrafficCounts
     """Counts of the last ``over_s``."""
     over_s: float
     overdue: int
@@ -46,13 +46,13 @@ class Pressure:
     ready: int = 0
 
     @classmethod
-    def of(cls, overview: PoolOverview, lately: TrafficCounts, over_s: float, slo_s: float) -> Pressure:
+    def of(cls, overview: PoolOverview, recent: TrafficCounts, over_s: float, slo_s: float) -> Pressure:
         """The pressure on a pool by its overview."""
         loads = overview.loads.values()
         ready = [load for load in loads if load.state is InstanceState.READY]
         ahead_s = [*map(_ahead_s, ready)]
         return cls(
-            lately,
+            recent,
             over_s,
             overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms)),
             slo_s,
@@ -65,11 +65,11 @@ class Pressure:
     @property
     def judged(self) -> int:
         """Requests that were on time, or were not."""
-        return self.lately.on_time + self.lately.late
+        return self.recent.on_time + self.recent.late
 
     @property
     def late_share(self) -> float:
-        return self.lately.late / max(1, self.judged)
+        return self.recent.late / max(1, self.judged)
 
     @property
     def is_late(self) -> bool:
@@ -92,15 +92,15 @@ class Pressure:
 
     @property
     def arriving_per_s(self) -> float:
-        return self.lately.arrived / max(self.over_s, 1.0)
+        return self.recent.arrived / max(self.over_s, 1.0)
 
     @property
     def served_per_s(self) -> float:
-        return self.lately.answered / max(self.over_s, 1.0)
+        return self.recent.answered / max(self.over_s, 1.0)
 
     @property
     def headline(self) -> str:
-        """What is wrong, in a few words; "" where nothing is."""
+        """The present trouble in a few words; "" where there is none."""
         if not (self.is_late or self.is_overload):
             return ""
         named = "Overload: " if self.is_overload else ""
@@ -111,14 +111,14 @@ class Pressure:
     @property
     def figures(self) -> str:
         """The figures behind it, as a sentence."""
-        lately = self.lately
+        recent = self.recent
         said = [
             f"{self.arriving_per_s:,.1f} requests/s arrive and {self.served_per_s:,.1f}/s are answered",
             f"{self.held:,} held, {self.overdue:,} overdue: without a first token after their deadline",
         ]
-        if lately.late:
+        if recent.late:
             said.insert(
-                0, f"{lately.late:,} of {self.judged:,} missed {self.slo_s:g} s in the last {self.over_s:.0f} s"
+                0, f"{recent.late:,} of {self.judged:,} missed {self.slo_s:g} s in the last {self.over_s:.0f} s"
             )
         if self.is_crowded:
             said.append(
@@ -150,7 +150,7 @@ class RecentTraffic:
             self._readings.popleft()
 
     def since(self, now_s: float, counts: TrafficCounts) -> tuple[TrafficCounts, float]:
-        """What ``counts``, those of now, have that the window did not begin with; and its seconds."""
+        """The growth of ``counts``, those of now, since the window began; and its seconds."""
         if not self._readings:
             return counts, 0.0
         since_s, before = self._readings[0]

@@ -47,7 +47,7 @@ class TrafficCounts:
     answered: int = 0
     """Requests that were answered to the end."""
     limited: int = 0
-    """Those of the refused that a limit of their tenant kept out."""
+    """Refused requests that a limit of their tenant kept out."""
     ttft_buckets: tuple[int, ...] = ()
     """First tokens of streamed answers by their time, in the buckets of ``WAIT_BOUNDS_S``; empty: none."""
     tpot_buckets: tuple[int, ...] = ()

@@ -1,1 +1,1 @@
-"""Who sends a request, and what its client is told of its limits."""
+"""The callers of requests, and the reports of limits to clients."""

@@ -1,4 +1,4 @@
-"""What clients are told of their limits: header fields on every answer, and the refusal when one is met."""
+"""Reports of limits to clients: header fields on every answer, and the refusal when one is met."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _ReportedLimit(NamedTuple):
     left_field: bytes
     reset_field: bytes
     place: int
-    """Its place in the group."""
+    """The place of the budget in the group."""
     amount: int
 
 
@@ -74,8 +74,8 @@ def _reported_limits(group: BudgetGroup, is_messages: bool) -> tuple[tuple[_Repo
         limit = budget.limit
         if limit.period is Period.MINUTE and limit.measure in names:
             limit_field, left_field, reset_field = names[limit.measure]
-            told = limit_field, b"%d" % limit.amount
-            reported = _ReportedLimit(told, left_field, reset_field, place, limit.amount)
+            limit_header = limit_field, b"%d" % limit.amount
+            reported = _ReportedLimit(limit_header, left_field, reset_field, place, limit.amount)
             found.setdefault(limit.measure, []).append(reported)
     return tuple(map(tuple, found.values()))
 
@@ -133,7 +133,7 @@ def _time_text(at: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: ``12ms``, ``1.5s``, ``6m0s``."""
+    """A time as OpenAI writes it: ``12ms``, ``1.5s``, ``6m0s``."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     minutes, rest_ms = divmod(round(seconds * 1000), 60_000)
@@ -147,14 +147,14 @@ def limits_told(draws: Draws | None, drawn: Drawn | None) -> tuple[str, ...]:
     none did."""
     if draws is None or drawn is None or drawn.unmet is None:
         return ()
-    told = []
+    sentences = []
     for place, (draw, left) in enumerate(zip(draws.each, drawn.left, strict=False)):
         limit = draw.budget.limit
         whose = f" for {limit.of.replace(':', ' ')}" if limit.of else ""
         before = f"{max(0, left + draw.cost):,} of {limit.amount:,} {_WORDS[limit.measure]} {_PERIODS[limit.period]}"
         end = ": too few" if place == drawn.unmet else ""
-        told.append(f"{before}{whose} were left, and it would have taken {draw.cost:,}{end}")
-    return tuple(told)
+        sentences.append(f"{before}{whose} were left, and it would have taken {draw.cost:,}{end}")
+    return tuple(sentences)
 
 
 def over_limit(tenant: str, draws: Draws, drawn: Drawn) -> RouterError:

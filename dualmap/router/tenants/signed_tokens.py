@@ -319,7 +319,7 @@ async def _read(settings: JwtSettings) -> bytes:
 
 
 def _newest(absent: dict[str, float]) -> dict[str, float]:
-    """Those that were looked for last, up to ``MAX_ABSENT``."""
+    """The keys that were looked for last, up to ``MAX_ABSENT``."""
     return dict(list(absent.items())[-MAX_ABSENT:])
 
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 STEP_S: Final = 5.0
 LAST_MINUTES_S: Final = 900.0
-"""What is reported to those who come later."""
+"""The report for people who come later."""
 RECENT_SAMPLES: Final = 12
 """Samples of the last minute."""
 OVER_AFTER_S: Final = 15.0
@@ -106,8 +106,8 @@ class Chronicler:
     ) -> list[Problem]:
         """The problems of this pool, and of the fleet in its first one."""
         overview = overviews[name]
-        lately = [each for each in samples if each.at_ms > overview.now_ms - 1000 * WINDOW_S]
-        counts, over_s = sum((Counter(each.counts) for each in lately), Counter[str]()), sum(e.over_s for e in lately)
+        within = [each for each in samples if each.at_ms > overview.now_ms - 1000 * WINDOW_S]
+        counts, over_s = sum((Counter(each.counts) for each in within), Counter[str]()), sum(e.over_s for e in within)
         states = [
             await self._state(each, of_it, TrafficCounts.from_sums(counts) if each == name else TrafficCounts(), over_s)
             for each, of_it in overviews.items()
@@ -121,19 +121,19 @@ class Chronicler:
             and (each.key.startswith(f"{name}/") or (is_first and not each.key.startswith(of_pools)))
         ]
 
-    async def _state(self, name: str, overview: PoolOverview, lately: TrafficCounts, over_s: float) -> PoolState:
+    async def _state(self, name: str, overview: PoolOverview, recent: TrafficCounts, over_s: float) -> PoolState:
         pool = self._runtime.pools.pools[name]
         publications = pool.store.publications
         scaled = [*await publications.scaling_log(1), None][0]
         slo_s, may_be_empty = pool.scheduling.slo_ttft_s, pool.waiting_room is not None
         discovery = await publications.discovery()
         return PoolState(
-            name, pool.view.view, slo_s, overview, lately, scaled, may_be_empty, discovery, max(over_s, 1.0)
+            name, pool.view.view, slo_s, overview, recent, scaled, may_be_empty, discovery, max(over_s, 1.0)
         )
 
 
 def _statuses(name: str, overview: PoolOverview) -> dict[str, ReplicaStatus]:
-    """What the heartbeats of a pool say of replicas."""
+    """The statuses of replicas, by the heartbeats of a pool."""
     return {
         replica.replica_id: ReplicaStatus(
             avoided={
@@ -150,7 +150,7 @@ def _statuses(name: str, overview: PoolOverview) -> dict[str, ReplicaStatus]:
 
 # counts ---------------------------------------------------------------------------------------------------------
 def counts_of(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, int]]:
-    """What each process has counted since it began, by its replica and a name that no other process has."""
+    """The counts of each process since it began, by its replica and a name that no other process has."""
     counted = {}
     for replica in replicas:
         info = replica.info
@@ -164,7 +164,7 @@ def counts_of(replicas: Sequence[ReplicaInfo]) -> dict[str, dict[str, int]]:
 
 
 def growth(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[str, int]]) -> Counter[str]:
-    """What was counted between two readings. A process that was not there before has counted all of it since."""
+    """The counts between two readings. A process that was not there before has counted all of it since."""
     grown = Counter[str]()
     for process, counts in now.items():
         former = before.get(process, {})
@@ -172,18 +172,18 @@ def growth(before: Mapping[str, Mapping[str, int]], now: Mapping[str, Mapping[st
     return grown
 
 
-def lately_of(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[TrafficCounts, float]:
+def recent_traffic(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[TrafficCounts, float]:
     """The counts of the last minute, and its seconds, by the last step and the samples, the latest first."""
-    counts, over_s = _sums_lately(record, samples)
+    counts, over_s = _recent_sums(record, samples)
     return TrafficCounts.from_sums(counts), max(1.0, over_s)
 
 
-def events_lately(pool: str, record: ChronicleRecord, samples: Sequence[PoolSample]) -> Counter[Event]:
+def recent_events(pool: str, record: ChronicleRecord, samples: Sequence[PoolSample]) -> Counter[Event]:
     """The events of the last minute, likewise."""
-    return events_of(pool, _sums_lately(record, samples)[0])
+    return events_of(pool, _recent_sums(record, samples)[0])
 
 
-def _sums_lately(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[Counter[str], float]:
+def _recent_sums(record: ChronicleRecord, samples: Sequence[PoolSample]) -> tuple[Counter[str], float]:
     recent = [each for each in samples if each.at_ms > record.at_ms - 1000 * WINDOW_S]
     counts = sum((Counter(each.counts) for each in recent), Counter(record.grown))
     return counts, sum(each.over_s for each in recent) + (record.at_ms - record.sampled_ms) / 1000
@@ -253,21 +253,21 @@ def followed(
         if before is not None and lasts and before.weight > problem.weight:
             made = replace(before, seen_ms=now_ms)
         kept.append(made)
-        if not lasts and not begins and _is_told(problem.key):
+        if not lasts and not begins and _is_chronicled(problem.key):
             turns.append(("trouble", problem.what))
     for each in known.values():
         if each.from_begin:
             continue
         if each.until_ms is None and now_ms - each.seen_ms >= 1000 * OVER_AFTER_S:
             each = replace(each, until_ms=each.seen_ms)
-            if _is_told(each.key):
+            if _is_chronicled(each.key):
                 turns.append(("good", f"over, after {_lasted(each)}: {each.what}"))
         if each.until_ms is None or now_ms - each.until_ms < 1000 * LAST_MINUTES_S:
             kept.append(each)
     return kept, turns
 
 
-def _is_told(key: str) -> bool:
+def _is_chronicled(key: str) -> bool:
     return not any(part in key for part in _SEEN_IN_STATES)
 
 
@@ -277,6 +277,6 @@ def _lasted(problem: KnownProblem) -> str:
 
 
 def ended(known: Sequence[KnownProblem], now_ms: int) -> Iterator[KnownProblem]:
-    """Those that were over in the last minutes, the latest first."""
+    """The problems that ended in the last minutes, the latest first."""
     over = [each for each in known if each.until_ms is not None and now_ms - each.until_ms < 1000 * LAST_MINUTES_S]
     yield from sorted(over, key=lambda each: -(each.until_ms or 0))

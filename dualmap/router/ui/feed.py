@@ -21,12 +21,19 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S
 from dualmap.router.telemetry.pressure import WINDOW_S
 from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
-from dualmap.router.ui.chronicler import LAST_MINUTES_S, RECENT_SAMPLES, Chronicler, ended, events_lately, lately_of
+from dualmap.router.ui.chronicler import (
+    LAST_MINUTES_S,
+    RECENT_SAMPLES,
+    Chronicler,
+    ended,
+    recent_events,
+    recent_traffic,
+)
 from dualmap.router.ui.figures import LOAD_FIELDS, REQUEST_FIELDS, KeptRows, merged_keys, pool_figures, topology
 from dualmap.router.ui.own_requests import Keys, OwnRequests
 from dualmap.router.ui.peers import Peers
 from dualmap.router.ui.problems import FleetState, PoolState, Since, as_values, problems, troubles
-from dualmap.router.ui.status import Event, Lately, ReplicaStatus, status_of
+from dualmap.router.ui.status import Event, RecentEvents, ReplicaStatus, status_of
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
@@ -72,10 +79,10 @@ class Feed:
         self._records: dict[str, ChronicleRecord] = {}
         """The last step of each pool's chronicle."""
         self._recent: dict[str, list[PoolSample]] = {}
-        """Its samples of the last minute, the latest first."""
+        """The samples of the last minute by pool, the latest first."""
         self._samples: dict[str, deque[list[float]]] = {name: deque(maxlen=KEPT_SAMPLES) for name in self._traffic}
-        """Its samples, as ``SAMPLE_FIELDS`` says, the oldest first."""
-        self._told: dict[str, Happened] = {}
+        """The samples by pool, as ``SAMPLE_FIELDS`` says, the oldest first."""
+        self._last_happened: dict[str, Happened] = {}
         """The line of it that was reported last."""
         self._scaled_ms: dict[str, int] = {}
         """Time of the scaling log's line that was reported last, by pool."""
@@ -90,7 +97,7 @@ class Feed:
         self._figures: dict[str, Any] = {}
         self._urls: dict[str, str] = {}
         """URLs at which peers stream, as the store had them last: it may be away."""
-        self._lately = Lately()
+        self._recent_events = RecentEvents()
         self._history: dict[str, deque[tuple[float, TrafficCounts]]] = {name: deque() for name in self._traffic}
         """Counts of each pool over the recent window."""
         self._since = Since()
@@ -234,12 +241,12 @@ class Feed:
 
     async def _new_happenings(self, name: str) -> list[list[Any]]:
         """The lines behind the one that was reported last; at first those of the last minutes."""
-        chronicle, told = self._runtime.pools.pools[name].store.chronicle, self._told.get(name)
-        lines = await chronicle.happened(_KEPT_HAPPENINGS if told is None else _NEW_HAPPENINGS)
+        chronicle, last = self._runtime.pools.pools[name].store.chronicle, self._last_happened.get(name)
+        lines = await chronicle.happened(_KEPT_HAPPENINGS if last is None else _NEW_HAPPENINGS)
         if lines:
-            self._told[name] = lines[0]
-        new = list(takewhile(lambda line: line != told, lines))
-        since_ms = self._records[name].at_ms - 1000 * LAST_MINUTES_S if told is None else 0
+            self._last_happened[name] = lines[0]
+        new = list(takewhile(lambda line: line != last, lines))
+        since_ms = self._records[name].at_ms - 1000 * LAST_MINUTES_S if last is None else 0
         return [[line.at_ms / 1000, name, line.kind, line.text] for line in reversed(new) if line.at_ms >= since_ms]
 
     async def _new_samples(self, name: str) -> list[list[float]]:
@@ -289,15 +296,15 @@ class Feed:
         states = []
         for name, overview in overviews.items():
             pool = self._runtime.pools.pools[name]
-            counted, over_s = self._counted_lately(name) if overview is not None else (TrafficCounts(), WINDOW_S)
+            counted, over_s = self._recent_counts(name) if overview is not None else (TrafficCounts(), WINDOW_S)
             slo_s = pool.scheduling.slo_ttft_s
             may_be_empty = pool.waiting_room is not None
             scaled, discovery = self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
             states.append(
                 PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery, over_s)
             )
-        lately = self._lately.read(statuses, self._runtime.context.clock.monotonic_s()) | self._limited()
-        fleet = FleetState(self._runtime.context.replica_id, states, statuses, lately)
+        recent = self._recent_events.read(statuses, self._runtime.context.clock.monotonic_s()) | self._limited()
+        fleet = FleetState(self._runtime.context.replica_id, states, statuses, recent)
         found, of_instances = problems(fleet), {state.name: troubles(fleet, state) for state in states}
         alone = [problem for each in of_instances.values() for problem in each.values()]
         first = self._since.of([*found, *alone], time.time())
@@ -315,17 +322,17 @@ class Feed:
         """The limits of tenants that were met lately, by the heartbeats of all replicas."""
         met = Counter[Event]()
         for name, record in self._records.items():
-            events = events_lately(name, record, self._recent.get(name, ()))
+            events = recent_events(name, record, self._recent.get(name, ()))
             met |= Counter({event: count for event, count in events.items() if event[0] == "limited"})
         return met
 
-    def _counted_lately(self, name: str) -> tuple[TrafficCounts, float]:
+    def _recent_counts(self, name: str) -> tuple[TrafficCounts, float]:
         """The counts of the last minute, and its seconds: of the chronicle, which was kept before anybody looked."""
         record = self._records.get(name)
         if record is None or not self._recent.get(name):
             history = self._history[name]
             return history[-1][1].since(history[0][1]), max(1.0, history[-1][0] - history[0][0])
-        return lately_of(record, self._recent[name])
+        return recent_traffic(record, self._recent[name])
 
     def _discovers(self, name: str) -> bool:
         pool = self._runtime.pools.pools[name]

@@ -73,22 +73,22 @@ class PoolState:
     slo_s: float
     overview: PoolOverview | None
     """None: the store is away."""
-    lately: TrafficCounts = field(default_factory=TrafficCounts)
+    recent: TrafficCounts = field(default_factory=TrafficCounts)
     """Counts of the last minute."""
     scaled: ScaleEntry | None = None
     """The newest line of the scaling log."""
     may_be_empty: bool = False
     """The autoscaler may leave it without an instance."""
     discovery: DiscoveryStatus = field(default_factory=DiscoveryStatus)
-    lately_s: float = WINDOW_S
+    recent_s: float = WINDOW_S
     """The time that ``lately`` is of."""
 
     @property
     def pressure(self) -> Pressure:
         """How it copes with what arrives."""
         if self.overview is None:
-            return Pressure(self.lately, self.lately_s, 0, self.slo_s)
-        return Pressure.of(self.overview, self.lately, self.lately_s, self.slo_s)
+            return Pressure(self.recent, self.recent_s, 0, self.slo_s)
+        return Pressure.of(self.overview, self.recent, self.recent_s, self.slo_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +99,12 @@ class FleetState:
     pools: Sequence[PoolState]
     statuses: Mapping[str, ReplicaStatus]
     """Statuses by replica id, as far as they are heard of."""
-    lately: Counter[Event]
+    recent: Counter[Event]
 
 
 def problems(fleet: FleetState) -> list[Problem]:
     """All of them, the worst first. Several instances with the same problem share a line."""
-    found = [*_of_replicas(fleet), *_of_limits(fleet.lately), *_of_refusals(fleet.lately)]
+    found = [*_of_replicas(fleet), *_of_limits(fleet.recent), *_of_refusals(fleet.recent)]
     pressed: list[Problem] = []
     for pool in fleet.pools:
         of_pool = [
@@ -133,7 +133,7 @@ def troubles(fleet: FleetState, pool: PoolState) -> dict[str, Problem]:
     notes = overview.notes if overview is not None else {}
     now_ms = overview.now_ms if overview is not None else 0
     avoided = _avoided(fleet, pool.name)
-    faults = _faults(fleet.lately, pool.name)
+    faults = _faults(fleet.recent, pool.name)
     known = {name: spec.state for name, spec in pool.view.instances.items()}
     for name in {**loads, **known}:
         state = loads[name].state if name in loads else known[name]
@@ -221,9 +221,9 @@ def _why_avoided(avoided: Sequence[Avoidance]) -> str:
     return f"avoided for {reasons}, " + (f"tried again in {next_s:.0f} s" if next_s >= 1 else "tried again now")
 
 
-def _faults(lately: Counter[Event], pool: str) -> dict[str, Counter[str]]:
+def _faults(recent: Counter[Event], pool: str) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
-    for event, count in lately.items():
+    for event, count in recent.items():
         if event[0] == "fault" and event[1] == pool:
             found.setdefault(event[2], Counter())[event[3]] += count
     return found
@@ -307,11 +307,11 @@ def _of_members(pool: PoolState) -> Iterator[Problem]:
 
 
 def _of_traffic(pool: PoolState) -> Iterator[Problem]:
-    lately = pool.lately
-    if lately.failed:
-        share = lately.failed / max(lately.ended, 1)
+    recent = pool.recent
+    if recent.failed:
+        share = recent.failed / max(recent.ended, 1)
         severity = Severity.CRITICAL if share >= 0.01 else Severity.WARNING
-        what = f"{_several(lately.failed, 'request')} failed in the last minute, of {lately.ended:,}"
+        what = f"{_several(recent.failed, 'request')} failed in the last minute, of {recent.ended:,}"
         advice = "Filter the requests below by failed: each says what its instances answered."
         yield Problem("failing", severity, what, "errors that reached clients in spite of retries", advice)
 
@@ -468,9 +468,13 @@ _BY_LIMITS: Final = frozenset({"rate_limit_exceeded", "insufficient_quota"})
 """Codes of refusals that are reported by tenant and limit."""
 
 
-def _of_refusals(lately: Counter[Event]) -> Iterator[Problem]:
-    told = _FAILURES | (_BY_LIMITS if any(event[0] == "limited" for event in lately) else frozenset())
-    refused = {event[1]: count for event, count in lately.items() if event[0] == "refusal" and event[1] not in told}
+def _of_refusals(recent: Counter[Event]) -> Iterator[Problem]:
+    reported_elsewhere = _FAILURES | (_BY_LIMITS if any(event[0] == "limited" for event in recent) else frozenset())
+    refused = {
+        event[1]: count
+        for event, count in recent.items()
+        if event[0] == "refusal" and event[1] not in reported_elsewhere
+    }
     for code, count in sorted(refused.items(), key=lambda each: -each[1]):
         advice = "It is the client's request that must change: see errors.md for this code."
         severity, advice = ADVICE.get(code, (Severity.NOTICE, advice))
@@ -478,10 +482,10 @@ def _of_refusals(lately: Counter[Event]) -> Iterator[Problem]:
         yield Problem(f"refused/{code}", severity, what, "", advice)
 
 
-def _of_limits(lately: Counter[Event]) -> Iterator[Problem]:
+def _of_limits(recent: Counter[Event]) -> Iterator[Problem]:
     """The tenants that are at a limit, each with all limits that it met."""
     met: dict[str, Counter[str]] = {}
-    for event, count in lately.items():
+    for event, count in recent.items():
         if event[0] == "limited":
             tenant, _, limit = event[1].partition("/")
             met.setdefault(tenant, Counter())[limit.replace("/", " for ")] += count

@@ -77,7 +77,7 @@ Event = tuple[str, ...]
 """``("refusal", code)``, ``("limited", tenant and limit)`` or ``("fault", pool, instance, reason)``."""
 
 
-class Lately:
+class RecentEvents:
     """How often things happened in the last ``WINDOW_S``, from counts of replicas that only grow. What a replica had
     counted when it was seen first happened before."""
 

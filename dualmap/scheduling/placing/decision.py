@@ -30,9 +30,10 @@ class RouteQuery:
     excluded: frozenset[str] = frozenset()
     """Instances it must not go to: it failed there, or they are full, gone or behind an open breaker."""
     pair: tuple[str, ...] = ()
-    """Its candidates as they would be if nothing were excluded; any other instance is beyond the pair."""
+    """The candidates of the request as they would be if nothing were excluded; any other instance is beyond the
+    pair."""
     key: HashKey | None = None
-    """Its hash key, by the view that its candidates are of; None: it has not been looked for."""
+    """The hash key, by the view that the candidates are of; None: it has not been looked for."""
 
 
 class Reason(StrEnum):

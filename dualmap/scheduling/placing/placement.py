@@ -60,7 +60,7 @@ class PlaceStatus(StrEnum):
     STALE = "stale"
     """The load changed since the choice. Nothing was reserved, as in all that follow."""
     MISSED = "missed"
-    """It would miss its SLO everywhere, and such requests are refused."""
+    """The request would miss its SLO everywhere, and such requests are refused."""
     NOT_READY = "not_ready"
     """None of the instances takes requests any more."""
     QUEUE_FULL = "queue_full"
@@ -91,7 +91,7 @@ class Placement:
     excluded: frozenset[str] = _NONE
     """Never weighed."""
     rank_ms: int = 0
-    """Its place in a queue, from ``enqueued_ms`` on, see ``scheduling.queues.queue_order``."""
+    """The place of the request in a queue, from ``enqueued_ms`` on, see ``scheduling.queues.queue_order``."""
     defers: bool = False
     """Whether the request is held, rather than dispatched at once, where it is expected to miss its SLO and work is
     left."""
@@ -117,11 +117,12 @@ class Placement:
     must_draw: bool = False
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
     share: Share | None = None
-    """Its tenant as the books of shares have it; None: it is not judged among tenants."""
+    """The tenant as the books of shares have it; None: the request is not judged among tenants."""
     band: int | None = None
     """The lowest band of its priority class; None: there are no classes."""
     fills: bool = False
-    """It fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as deferred."""
+    """The request fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as
+    deferred."""
     hot_tokens: int = 0
     """Tokens of its hot prefix."""
 
@@ -308,9 +309,9 @@ class Search:
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
     draws: Draws | None = None
-    """What the request takes of its tenant's budgets."""
+    """The draws of the request from its tenant's budgets."""
     must_draw: bool = False
-    """It was admitted before: budgets are overdrawn rather than that it is refused."""
+    """The request was admitted before: its budgets are overdrawn rather than that it is refused."""
     weight: float | None = None
     """The weight of its tenant; None: no books of shares are kept."""
     class_rank: int = 0

@@ -25,7 +25,7 @@ class Trust(StrEnum):
     """Nothing was compared yet: its counts are used, and are not called exact."""
     EXACT = "exact"
     MISTRUSTED = "mistrusted"
-    """Its counts are not used."""
+    """The counts of the tokenizer are not used."""
 
 
 class TokenEvidence(StrEnum):

@@ -19,15 +19,15 @@ QUEUE_LOG = 2048
 
 
 class StepKind(StrEnum):
-    """What happened to a request."""
+    """An event of a request in a queue."""
 
     GRANTED = "granted"
-    """It was dispatched from the queue."""
+    """The request was dispatched from the queue."""
     PASSED = "passed"
-    """It was dispatched when it was placed, while others were held."""
+    """The request was dispatched when it was placed, while others were held."""
     DEFERRED = "deferred"
     MOVED = "moved"
-    """It left for another instance's queue."""
+    """The request left for another instance's queue."""
 
 
 @value
@@ -58,7 +58,7 @@ class WentAhead:
     tenant: str
     requests: int
     came_later: int
-    """Those of them that came after it: they overtook it."""
+    """Requests among them that came after it: they overtook it."""
 
 
 @value
@@ -66,13 +66,13 @@ class Deferral:
     """When a plan deferred a request, and by which figures."""
 
     after_s: float
-    """Its age then."""
+    """The age of the request then."""
     by: str
     """The replica whose plan it was; empty: the leader."""
     takes_s: float
-    """Its own prefill."""
+    """The prefill of the request itself."""
     left_s: float
-    """What was left of its SLO; negative: its deadline had passed."""
+    """The rest of the SLO; negative: the deadline had passed."""
 
 
 class WaitEnd(StrEnum):
@@ -81,12 +81,12 @@ class WaitEnd(StrEnum):
     GRANTED = "granted"
     MOVED = "moved"
     NOT_LOGGED = "not logged"
-    """It waits still, or it ended without a grant: its client left, it was refused, or its instance failed."""
+    """The request still waits, or ended without a grant: its client left, it was refused, or its instance failed."""
 
 
 @value
 class Wait:
-    """What happened to a request while it was held in one queue."""
+    """The events of a request while it was held in one queue."""
 
     instance_id: str
     end: WaitEnd
@@ -105,7 +105,7 @@ class Wait:
 
     @property
     def overtaken_by(self) -> int:
-        """Those of them that came after it."""
+        """Requests among them that came after it."""
         return sum(each.came_later for each in self.ahead)
 
 

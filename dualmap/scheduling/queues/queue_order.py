@@ -111,7 +111,7 @@ class QueueEntry(NamedTuple):
 
     @property
     def place(self) -> int:
-        """Its score in the queue."""
+        """The score of the request in the queue."""
         return self.rank_ms + self.band * BAND_MS
 
     @property
@@ -133,7 +133,7 @@ class PlanStep(NamedTuple):
 
     request_id: str
     deferred_to_ms: int | None = None
-    """Its new place in the queue; None: it is dispatched."""
+    """The new place of the request in the queue; None: it is dispatched."""
 
 
 @value

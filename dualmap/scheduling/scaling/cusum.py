@@ -22,7 +22,7 @@ class Cusum:
     excess_s: float = 0.0
     elapsed_s: float = 0.0
     work_s: float = 0.0
-    _lately: deque[tuple[float, float]] = field(default_factory=deque)
+    _recent: deque[tuple[float, float]] = field(default_factory=deque)
     """Times and sums of the last looks."""
 
     def add(self, at_s: float, elapsed_s: float, work_s: float, reference: float) -> None:
@@ -32,9 +32,9 @@ class Cusum:
             self.excess_s = self.elapsed_s = self.work_s = 0.0
         else:
             self.elapsed_s, self.work_s = self.elapsed_s + elapsed_s, self.work_s + work_s
-        self._lately.append((at_s, self.excess_s))
-        while at_s - self._lately[0][0] > TROUGH_S:
-            self._lately.popleft()
+        self._recent.append((at_s, self.excess_s))
+        while at_s - self._recent[0][0] > TROUGH_S:
+            self._recent.popleft()
 
     @property
     def load(self) -> float:
@@ -43,6 +43,6 @@ class Cusum:
 
     def trough_s(self, at_s: float) -> float:
         """The least sum of the last looks; 0 before they span ``TROUGH_S``."""
-        if at_s - self._lately[0][0] < TROUGH_S - 1:
+        if at_s - self._recent[0][0] < TROUGH_S - 1:
             return 0.0
-        return min(excess_s for _, excess_s in self._lately)
+        return min(excess_s for _, excess_s in self._recent)

@@ -26,7 +26,8 @@ class InstanceEvent(StrEnum):
     UNHEALTHY = "unhealthy"
     """Enough checks in a row failed, or it makes no progress."""
     RESTARTED = "restarted"
-    """It is healthy, but its process is another one than at the last check; legal only where KV metadata is kept."""
+    """The instance is healthy, but its process is another one than at the last check; legal only where KV metadata is
+    kept."""
     DRAIN = "drain"
     """Take no new requests, finish what is there."""
     DRAINED = "drained"

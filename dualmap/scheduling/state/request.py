@@ -19,9 +19,9 @@ class RequestState(StrEnum):
     HELD = "held"
     """The request waits in an instance's queue, and can move: only the fleet knows it."""
     DISPATCHED = "dispatched"
-    """Its instance may be sent it; its prefill has not finished."""
+    """The instance may be sent the request, whose prefill has not finished."""
     PREFILLED = "prefilled"
-    """Its first token came, or is presumed to have come."""
+    """The first token came, or is presumed to have come."""
 
 
 @value

@@ -1,1 +1,1 @@
-"""Who a request is for, and what that one may use."""
+"""The tenants of requests, and what each may use."""

@@ -41,7 +41,7 @@ MINUTE_S: Final = 60.0
 
 
 class Measure(StrEnum):
-    """What a limit counts."""
+    """The measure of a limit."""
 
     REQUESTS = "requests"
     PROMPT_TOKENS = "prompt_tokens"
@@ -58,7 +58,7 @@ class Period(StrEnum):
     """A quota, until midnight UTC."""
     MONTH = "month"
     IN_FLIGHT = "in_flight"
-    """As many at a time."""
+    """A number at a time, with no period."""
 
 
 OF_MODEL: Final = "model:"
@@ -80,7 +80,7 @@ class Limit:
     amount: int
     """At least 1."""
     of: str = ""
-    """What it is for beside the tenant: ``key:NAME`` or ``model:NAME``; empty: all that the tenant sends."""
+    """The subject beside the tenant: ``key:NAME`` or ``model:NAME``; empty: all that the tenant sends."""
 
     @property
     def leak_per_s(self) -> float:
@@ -93,10 +93,10 @@ class Budget:
     """A limit of a tenant, with the figures that are the same for all requests that draw from it."""
 
     name: str
-    """Its name, without blanks, quotes and backslashes (``budget_of``)."""
+    """The name of the budget, without blanks, quotes and backslashes (``budget_of``)."""
     limit: Limit
     division: Division | None = None
-    """Its division among pools; None: all of it is this pool's."""
+    """The division among pools; None: all of the budget is this pool's."""
 
     @property
     def capacity(self) -> int:
@@ -222,7 +222,7 @@ class Draws:
 
 @value
 class Drawn:
-    """What the store replied to the draws of one placement."""
+    """The reply of the store to the draws of one placement."""
 
     left: tuple[int, ...] = ()
     """The amount that is left of each budget, in the order of the draws; below 0 it is overdrawn. For one that is

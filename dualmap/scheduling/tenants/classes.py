@@ -53,12 +53,14 @@ def class_rank(
     names: list[str | None] = [each.name for each in classes]
     usual = names.index(USUAL_CLASS) if USUAL_CLASS in names else 0
     cap = 0 if highest is None else names.index(highest) if highest in names else usual
-    asked = usual if highest is None or highest not in names else cap
+    rank_of_request = usual if highest is None or highest not in names else cap
     tiered = [rank for rank, each in enumerate(classes) if service_tier in each.service_tiers]
     if named in names:
-        asked = names.index(named)
+        rank_of_request = names.index(named)
     elif tiered:
-        asked = tiered[0]
+        rank_of_request = tiered[0]
     elif priority is not None:
-        asked = max((rank for rank, each in enumerate(classes) if each.engine_priority <= priority), default=0)
-    return max(asked, cap)
+        rank_of_request = max(
+            (rank for rank, each in enumerate(classes) if each.engine_priority <= priority), default=0
+        )
+    return max(rank_of_request, cap)

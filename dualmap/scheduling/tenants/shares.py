@@ -87,7 +87,7 @@ class Standing:
     sent_s: float
     """The work that it sent lately, in seconds of an instance."""
     share_s: float
-    """Its share of the fleet's work in that time."""
+    """The tenant's share of the fleet's work in that time."""
 
 
 @value

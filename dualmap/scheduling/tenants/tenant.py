@@ -22,15 +22,15 @@ class Tenant:
     priority_class: str = ""
     """The highest class that its requests may have, and the one they have unless they say otherwise; empty: none."""
     weight: float = 1.0
-    """Its share of the work beside other tenants, relative to theirs; above 0."""
+    """The share of the work beside other tenants, relative to theirs; above 0."""
     shares_cache: bool = False
-    """Its requests may find what others left in KV caches, also where those of tenants are kept apart."""
+    """Requests may find what others left in KV caches, also where those of tenants are kept apart."""
     limits_models: bool = False
     """Some of its limits are for models. Computed from the limits, as every request needs it."""
     limits_tokens: bool = False
     """Some of its limits count tokens. Computed likewise."""
     draws_asked: bool = False
-    """Its requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
+    """Requests draw from limits on tokens all that they ask for, not what their answers are expected to have."""
 
     def __post_init__(self) -> None:
         made: Any = self
@@ -40,7 +40,7 @@ class Tenant:
 
 @value
 class Caller:
-    """Who sent a request: a tenant, by one of its keys."""
+    """The sender of a request: a tenant, by one of its keys."""
 
     tenant: Tenant
     key: str

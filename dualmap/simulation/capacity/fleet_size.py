@@ -22,7 +22,7 @@ from dualmap.simulation.workload.traces import Trace
 P99_IN_SLOS = 3.0
 """Bound of the P99 of the first token, in SLOs, unless one is given."""
 P99_OF_ALONE = 2.0
-"""The same in P99s of prompts that are prefilled alone: where prompts are longer than the SLO allows, no number of
+"""The limit in P99s of prompts that are prefilled alone: where prompts are longer than the SLO allows, no number of
 instances would do."""
 MOST_INSTANCES = 1024
 LEAST_GAIN = 0.005
@@ -42,7 +42,7 @@ class FleetSize:
     """Share on time with one instance less; None: one is enough, or none was."""
     runs: int
     p99_limit_s: float = inf
-    """What the P99 of the first token must not pass."""
+    """The limit of the P99 of the first token."""
 
     @property
     def why_not(self) -> str:
@@ -86,7 +86,7 @@ class FleetSizeJob:
     job: RunJob
     wanted_share: float
     p99_s: float | None = None
-    """What the P99 of the first token must not pass; None: see ``p99_limit_s``."""
+    """The limit of the P99 of the first token; None: see ``p99_limit_s``."""
 
     @property
     def policy(self) -> str:

@@ -44,8 +44,8 @@ class Call:
         return Usage(self.gen_request.prompt_tokens, completion_tokens, self._reported_cached_tokens())
 
     def _reported_cached_tokens(self) -> int:
-        """Those of one prompt, also where there are several, as in vLLM: of the last one; in a stream of the one that
-        began first."""
+        """Cached tokens of one prompt, also where there are several, as in vLLM: of the last one; in a stream of
+        the one that began first."""
         cached = self.cached_tokens
         if not cached:
             return 0

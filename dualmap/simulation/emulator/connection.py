@@ -32,7 +32,7 @@ class HttpRequest:
     body: bytes
     keep_alive: bool = True
     query: str = ""
-    """What follows the path, without the question mark."""
+    """The query behind the path, without the question mark."""
 
 
 class Responder:

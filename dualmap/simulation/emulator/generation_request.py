@@ -42,14 +42,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class CacheScope:
-    """What separates the KV of requests whose prompts are equal."""
+    """The parts that separate the KV of requests whose prompts are equal."""
 
     adapter: Adapter | None = None
     salt: str = ""
 
     @property
     def text(self) -> str:
-        """What the names of blocks are made with: of an adapter its path, too, which no event has."""
+        """The parts that names of blocks are made with: of an adapter its path, too, which no event has."""
         adapter = self.adapter
         return self.salt if adapter is None else f"{adapter.name}\n{adapter.path}\n{self.salt}"
 

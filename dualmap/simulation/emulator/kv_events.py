@@ -39,7 +39,7 @@ class KvEventLog:
             self._known[block] = (prompt, place, count + 1)
 
     def leave(self, engine_id: str) -> None:
-        """It ended; what it stored was published before."""
+        """The engine ended; what it stored was published before."""
         for block in self._prompts.pop(engine_id).block_hashes:
             prompt, place, count = self._known.pop(block)
             if count > 1:

@@ -37,7 +37,7 @@ class KvEngine(Protocol):
         """The KV of a decode leg has come."""
 
     def lose(self, engine_id: str, why: str) -> None:
-        """It will not come."""
+        """The KV will not come."""
 
 
 class KvLegs:

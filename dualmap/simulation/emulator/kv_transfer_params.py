@@ -16,7 +16,7 @@ class KvTransferParams:
     """A request's instructions for its KV."""
 
     request_id: str
-    """Its client's."""
+    """The parameters of the client."""
     stages: bool = False
     """A prefill leg."""
     awaits: bool = False

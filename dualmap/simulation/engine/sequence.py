@@ -27,7 +27,7 @@ class EngineSequence:
     cached_tokens: int | None = None
     """Hit of its first scheduling."""
     started: bool = False
-    """Its first token is out."""
+    """The first token is out."""
     decoding: bool = False
     awaits_kv: bool = False
     """The KV of its prompt is to come by a transfer; not any more once it came, or is to be computed here."""

@@ -84,8 +84,8 @@ class RequestOutcome:
         return self.ttft_s <= self.slo_s
 
     def work_s(self, at_s: float) -> float:
-        """Its work on instances up to this time, in seconds of one instance, see ``scheduling.tenants.shares``. Of a
-        prefill under way the part counts that its time by then is of the whole."""
+        """Work of the tenant on instances up to this time, in seconds of one instance, see
+        ``scheduling.tenants.shares``. Of a prefill under way the part counts that its time by then is of the whole."""
         if self.dispatched_s is None or self.first_token_s is None or self.dispatched_s >= at_s:
             return 0.0
         ended_s = at_s if self.finish_s is None else min(at_s, self.finish_s)

@@ -25,14 +25,15 @@ class ReplayedRequest:
     """The outcome of one request. Times in engine seconds; None: it never got there."""
 
     index: int
-    """Its number in the order of sending, from 0; at the trace's own times that is its place in the trace."""
+    """The number of the request in the order of sending, from 0; at the trace's own times that is its place in the
+    trace."""
     arrival_s: float
     """When it was due."""
     lag_s: float
     """How much later it was sent: a busy client, not the fleet."""
     input_tokens: int
     slo_s: float
-    """Its TTFT SLO, which was sent along."""
+    """The TTFT SLO that was sent along."""
     failure: str | None = None
     """Why there was no whole answer; None: it was answered."""
     instance_id: str = UNKNOWN_INSTANCE

@@ -66,7 +66,7 @@ class Cluster:
         self._sources: dict[str, KvSource] = {}
         """Sources of decode legs whose KV is not there yet, by request id."""
         self._asks: dict[str, Callable[[], None]] = {}
-        """What the decode leg of an id does once it has its blocks, where it was sent before its prefill leg."""
+        """The action of a decode leg, by its id, once it has its blocks, where it was sent before its prefill leg."""
         self._layerwise: dict[str, LayerwiseMove] = {}
         """Moves by the id of the prefill leg."""
         self._transfer = transfer
@@ -128,7 +128,7 @@ class Cluster:
         return aborted
 
     def release_staged(self, source: KvSource, now_s: float) -> None:
-        """It will not be pulled."""
+        """Free KV that will not be pulled."""
         self.engines[source.instance_id].release_staged(source.request_id, now_s)
         self._arm(source.instance_id)
 

@@ -87,7 +87,7 @@ class Scenario:
     move_roles: bool = False
     """Whether the leader gives instances to the role that is starved, see ``scheduling.scaling.role_plan``."""
     tenants: tuple[Tenant, ...] = ()
-    """Those that share the fleet by their weights; without any, nothing is shared."""
+    """The tenants that share the fleet by their weights; without any, nothing is shared."""
     late_requests: Literal["serve", "refuse"] = "serve"
     """Treatment of a request whose expected TTFT exceeds its SLO, as ``router.late_requests`` has it."""
     changes: tuple[FleetChange, ...] = ()

@@ -434,8 +434,8 @@ class Simulation:
             self._schedule_arrival()
 
     def _leave_engines(self, machine: RequestMachine) -> None:
-        """It is no longer on its instances: abort a leg that is still there, and free what is staged for it and was not
-        pulled."""
+        """A request is no longer on its instances: abort a leg that is still there, and free what is staged for it and
+        was not pulled."""
         if machine.request_id in self._pairs:
             prefills_id, decodes_id = self._pairs.pop(machine.request_id)
             self._abort(prefills_id, machine.request_id)
@@ -459,7 +459,7 @@ class Simulation:
         )
 
     def _fail(self, machine: RequestMachine, failure: InstanceFailure, leg: Leg | None = None) -> None:
-        """Its engine failed it, or this leg of it, perhaps when its client had a part of the answer."""
+        """An engine failed a request, or this leg, perhaps when its client had a part of the answer."""
         requests = self._replica_of(machine.request_id).requests
         if machine.phase is Phase.ANSWERING:
             requests.report(machine, Failed(failure, begun=True))

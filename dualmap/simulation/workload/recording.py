@@ -31,7 +31,7 @@ class RecordedRequest(NamedTuple):
     hashes: tuple[int, ...]
     block_tokens: int
     salt: str
-    """Its fingerprint: hashes of different salts cannot be compared."""
+    """The fingerprint of the salt: hashes of different salts cannot be compared."""
     slo_ttft_ms: int = 0
     """TTFT SLO that the request named; 0: it left it to the fleet."""
 

@@ -109,14 +109,14 @@ class Allotments(Changes):
         """The part of an amount that the pool has; ``begins_with`` where nothing is entered."""
         keys, (book, kind) = self._keys, entry_of(budget)
         read = [("HGET", keys.budgets_allotted, budget), ("HGET", keys.books, book)]
-        text, spent, asked = await self._calls.together([*read, ("HGET", keys.budgets_wanted, budget)])
+        text, spent, wish = await self._calls.together([*read, ("HGET", keys.budgets_wanted, budget)])
         entered = entered_from(text)
         part = begins_with if entered is None else in_force(entered.part, entered.of, amount)
         used = math.ceil(budget_used(spent, kind, await self._calls.now_ms(), part / MINUTE_S))
         wanted = None
-        if asked is not None:
+        if wish is not None:
             with contextlib.suppress(*UNREADABLE):
-                wanted = Wanted.parse(asked)
+                wanted = Wanted.parse(wish)
         return Allotted(part, 0 if entered is None else entered.stamp, used, wanted)
 
     @reads

@@ -71,12 +71,13 @@ class KnownProblem:
     weight: float = 0.0
     """How bad it was when it was worst, which its words are of."""
     from_begin: bool = False
-    """It was there at the first step: a fleet that starts has problems that need no record once they are over."""
+    """The problem was there at the first step: a fleet that starts has problems that need no record once they are
+    over."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChronicleRecord:
-    """What the next step compares with."""
+    """The state that the next step compares with."""
 
     at_ms: int = 0
     by: str = ""
@@ -94,20 +95,20 @@ class ChronicleRecord:
     counted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Counts of each process, which only grow, by its replica and name."""
     grown: Mapping[str, int] = field(default_factory=dict)
-    """What was counted since the last sample."""
+    """The counts since the last sample."""
     problems: tuple[KnownProblem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class MemberChange:
-    """What somebody did to an instance."""
+    """A change of an instance by an operator."""
 
     at_ms: int
     by: str
     action: str
     instance: str
     detail: str = ""
-    """What came of it, or what was given with it."""
+    """The outcome of the change, or what was given with it."""
 
 
 class Chronicle(Changes):
@@ -123,7 +124,7 @@ class Chronicle(Changes):
         return found
 
     async def last_record(self) -> ChronicleRecord:
-        """What the last step left; an empty record where there is none that this version can read."""
+        """The record of the last step; an empty one where there is none that this version can read."""
         text = await self._calls.command("HGET", self._keys.chronicle, _RECORD)
         try:
             return msgspec.json.decode(text or b"{}", type=ChronicleRecord)
@@ -167,10 +168,10 @@ class Chronicle(Changes):
 
     @reads
     async def happened(self, limit: int) -> Sequence[Happened]:
-        """What happened last, the latest first."""
+        """The last happenings, the latest first."""
         return await last_logged(self._calls, self._keys.chronicle_happened, Happened, limit)
 
     @reads
     async def member_changes(self, limit: int) -> Sequence[MemberChange]:
-        """What was done to instances last, the latest first."""
+        """The last changes of instances, the latest first."""
         return await last_logged(self._calls, self._keys.members_history, MemberChange, limit)

@@ -72,7 +72,7 @@ class Queues(Changes):
     async def waits(
         self, request: str, instance_id: str, slo_ms: int, enqueued_ms: int, since_ms: int, until_ms: int | None
     ) -> Sequence[Wait]:
-        """What happened to a request in the queue in which it was held from ``since_ms`` on, and in those that it moved
+        """The events of a request in the queue in which it was held from ``since_ms`` on, and in those that it moved
         to from there; see ``wait_in_queue``."""
         waits: list[Wait] = []
         for _ in range(MAX_WAITS):

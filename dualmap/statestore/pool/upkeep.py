@@ -122,9 +122,9 @@ class Upkeep(Changes):
         known = {request.request_id for request in requests}
         left = [Release(each.request_id, replica_id=replica_id, used=used_by_lost(each, known)) for each in requests]
         # Releases are bound to the lease as it was read: a replica that renews it meanwhile keeps the rest.
-        told = await self._release(left, lease=text)
+        transitions = await self._release(left, lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
-        return sum(each.done for each in told)
+        return sum(each.done for each in transitions)
 
     # what cannot be read, and what does not add up
     @reads
@@ -292,13 +292,13 @@ def _mended_record(spec: InstanceSpec, text: bytes) -> bytes | None:
     """The record as it should be, where it is wrong: as the instance is described, and with what can be read of it."""
     usual = InstanceRecord(**described(spec), tokens_per_s=spec.prefill_tokens_per_s)
     try:
-        told = orjson.loads(text)
+        stored = orjson.loads(text)
     except orjson.JSONDecodeError:
-        told = None
-    told = {**INSTANCE.added, **told} if isinstance(told, dict) else {}
+        stored = None
+    stored = {**INSTANCE.added, **stored} if isinstance(stored, dict) else {}
     fixed, readable = described(spec), dict[str, Any]()
     for each in fields(InstanceRecord):
-        given, right = told.get(each.name), fixed.get(each.name)
+        given, right = stored.get(each.name), fixed.get(each.name)
         if given == right if each.name in fixed else codec.is_count(given, positive=each.name == "tokens_per_s"):
             readable[each.name] = given
     return replace(usual, **readable).text if len(readable) < len(fields(InstanceRecord)) else None

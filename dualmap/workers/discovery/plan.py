@@ -35,7 +35,7 @@ class Found:
     not_serving: str = ""
     """Why it takes no new requests; empty while it serves."""
     is_ending: bool = False
-    """Its server shuts down, and will not serve again."""
+    """The server shuts down, and will not serve again."""
 
 
 class Act(StrEnum):

@@ -97,8 +97,8 @@ class Watch(Generic[Kept]):
                 self.trouble,
             )
         pause_s = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
-        asked_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
-        await self._clock.sleep(max(pause_s * self._jitter.uniform(0.75, 1.25), asked_s))
+        retry_after_s = error.retry_after_s if isinstance(error, ApiError) else 0.0
+        await self._clock.sleep(max(pause_s * self._jitter.uniform(0.75, 1.25), retry_after_s))
 
     def _opened(self) -> None:
         """A watch is open. Failures are forgotten by its first event only: it may be refused by that."""

@@ -16,7 +16,7 @@ from dualmap.router.ui.chronicler import (
     ended,
     followed,
     growth,
-    lately_of,
+    recent_traffic,
 )
 from dualmap.router.ui.problems import Problem, Severity
 from dualmap.scheduling.request.outcome import Outcome
@@ -67,8 +67,8 @@ async def test_counts_are_on_record_whichever_replica_takes_the_step_and_after_o
 
     chronicle = store.pool("default").chronicle
     record, samples = await chronicle.last_record(), await chronicle.samples(RECENT_SAMPLES)
-    lately, over_s = lately_of(record, samples)
-    assert (lately.arrived, lately.answered, lately.failed, lately.on_time, lately.late) == (4, 2, 2, 2, 2)
+    recent, over_s = recent_traffic(record, samples)
+    assert (recent.arrived, recent.answered, recent.failed, recent.on_time, recent.late) == (4, 2, 2, 2, 2)
     assert over_s == pytest.approx((record.at_ms - samples[-1].at_ms) / 1000)
     assert sum(each.counts.get("refusal:queue_full", 0) for each in samples) == 1
 

@@ -46,8 +46,8 @@ def pool(states: dict[str, InstanceState], roles: dict[str, Role] | None = None,
     return replace(made, **changes)
 
 
-def fleet(*pools: PoolState, lately: dict[Any, int] | None = None, **statuses: ReplicaStatus) -> FleetState:
-    return FleetState("r", pools, {"r": ReplicaStatus(), **statuses}, Counter(lately or {}))
+def fleet(*pools: PoolState, recent: dict[Any, int] | None = None, **statuses: ReplicaStatus) -> FleetState:
+    return FleetState("r", pools, {"r": ReplicaStatus(), **statuses}, Counter(recent or {}))
 
 
 def found(state: FleetState) -> list[Problem]:
@@ -77,10 +77,10 @@ def test_an_instance_that_is_down_is_named_with_its_reason_since_when_and_where_
 
 def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> None:
     avoiding = ReplicaStatus(avoided={"default": {"a": Avoidance("open", "status_500", 12.0)}})
-    lately = {("fault", "default", "a", "status_500"): 4, ("fault", "default", "a", "closed"): 1}
+    recent = {("fault", "default", "a", "status_500"): 4, ("fault", "default", "a", "closed"): 1}
     noted = {"a": Note("it lists m, and not n", 1)}
 
-    [problem] = found(fleet(pool({"a": READY, "b": READY}, notes=noted), lately=lately, r=avoiding, s=avoiding))
+    [problem] = found(fleet(pool({"a": READY, "b": READY}, notes=noted), recent=recent, r=avoiding, s=avoiding))
 
     assert problem.what == "a is ejected by 2 of 2 replicas"
     for words in ("it lists m", "status_500, tried again in 12 s", "5 faults in the last minute", "status_500 × 4"):
@@ -98,7 +98,7 @@ def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> No
         (fleet(pool({"a": READY, "b": STARTING}, notes={"b": Note("refused", -400_000)})), "b is not ready yet",
          Severity.WARNING),
         (fleet(pool({"a": READY}, loads={"a": InstanceLoad("a", READY, stalled_s=12)})), "a stalls", Severity.WARNING),
-        (fleet(pool({"a": READY}), lately={("fault", "default", "a", "closed"): 3}), "a fails requests",
+        (fleet(pool({"a": READY}), recent={("fault", "default", "a", "closed"): 3}), "a fails requests",
          Severity.WARNING),
         (fleet(pool({"a": READY}), r=ReplicaStatus(avoided={"default": {"a": Avoidance("busy", "busy", 3)}})),
          "a says that it is busy", Severity.NOTICE),
@@ -130,17 +130,17 @@ def test_every_reason_that_is_known_of_an_instance_is_in_its_one_problem() -> No
          Severity.WARNING),
         (fleet(pool({"a": READY}), r=ReplicaStatus(certificates={"router.tls_certificate": "it expired"})),
          "The certificate of router.tls_certificate at replica r needs attention", Severity.CRITICAL),
-        (fleet(pool({"a": READY}, lately=TrafficCounts(ended=1000, failed=2))),
+        (fleet(pool({"a": READY}, recent=TrafficCounts(ended=1000, failed=2))),
          "2 requests failed in the last minute, of 1,000", Severity.WARNING),
-        (fleet(pool({"a": READY}, lately=TrafficCounts(ended=10, failed=2))),
+        (fleet(pool({"a": READY}, recent=TrafficCounts(ended=10, failed=2))),
          "2 requests failed in the last minute, of 10", Severity.CRITICAL),
-        (fleet(pool({"a": READY}, lately=TrafficCounts(on_time=30, late=10))), "25 % of requests are not on time",
+        (fleet(pool({"a": READY}, recent=TrafficCounts(on_time=30, late=10))), "25 % of requests are not on time",
          Severity.WARNING),
         (fleet(pool({"a": READY}, scaled=ScaleEntry(9, 1, "failed", "the webhook answers 500"))),
          "The last scale step failed", Severity.WARNING),
-        (fleet(pool({"a": READY}), lately={("refusal", "queue_full"): 1200}),
+        (fleet(pool({"a": READY}), recent={("refusal", "queue_full"): 1200}),
          "1,200 requests refused in the last minute: queue_full", Severity.WARNING),
-        (fleet(pool({"a": READY}), lately={("refusal", "invalid_request"): 1}),
+        (fleet(pool({"a": READY}), recent={("refusal", "invalid_request"): 1}),
          "1 request refused in the last minute: invalid_request", Severity.NOTICE),
     ],
 )  # fmt: skip
@@ -149,12 +149,12 @@ def test_each_kind_of_problem_is_said(state: FleetState, what: str, severity: Se
 
 
 def test_an_overload_is_said_first_with_what_arrives_what_is_served_and_what_waits() -> None:
-    lately = TrafficCounts(on_time=20, late=80, arrived=2460, answered=1440, failed=3, ended=1500)
+    recent = TrafficCounts(on_time=20, late=80, arrived=2460, answered=1440, failed=3, ended=1500)
     behind = {name: InstanceLoad(name, READY, pending_tokens=560_000, queued_requests=48) for name in "abcd"}
     waiting = (replace(REPLICA, info={OVERDUE_FIELD: "120"}),)
-    state = pool(dict.fromkeys("abcd", READY), loads=behind, lately=lately, replicas=waiting, leader=None)
+    state = pool(dict.fromkeys("abcd", READY), loads=behind, recent=recent, replicas=waiting, leader=None)
 
-    first, *_ = found(fleet(state, lately={("refusal", "no_instance"): 5}))
+    first, *_ = found(fleet(state, recent={("refusal", "no_instance"): 5}))
 
     assert (first.what, first.severity) == ("Overload: 80 % of requests are not on time", Severity.CRITICAL)
     for words in ("41.0 requests/s arrive and 24.0/s are answered", "192 held, 120 overdue", "4 of 4 instances"):
@@ -167,7 +167,7 @@ def test_tenants_at_their_limits_are_named_with_the_limits_that_they_met() -> No
         ("limited", "beta/requests_in_flight"): 1, ("refusal", "rate_limit_exceeded"): 124,
     }  # fmt: skip
 
-    acme, beta = found(fleet(pool({"a": READY}), lately=met))
+    acme, beta = found(fleet(pool({"a": READY}), recent=met))
 
     assert (acme.what, acme.severity) == ("Tenant acme is at its limit", Severity.NOTICE)
     assert acme.why.startswith("tokens_per_minute refused 120 requests, requests_per_day for key:ci refused 3 requests")
@@ -192,8 +192,8 @@ def test_a_late_fleet_is_told_apart_from_one_late_instance() -> None:
     slow = TrafficCounts(on_time=30, late=10)
     behind = {name: InstanceLoad(name, READY, pending_tokens=80_000) for name in "abc"}
     idle = {name: InstanceLoad(name, READY) for name in "abc"}
-    everyone = pool(dict.fromkeys("abc", READY), loads=behind, lately=slow)
-    one = pool(dict.fromkeys("abc", READY), loads=idle | {"b": behind["b"]}, lately=slow)
+    everyone = pool(dict.fromkeys("abc", READY), loads=behind, recent=slow)
+    one = pool(dict.fromkeys("abc", READY), loads=idle | {"b": behind["b"]}, recent=slow)
 
     [all_late], [one_late] = found(fleet(everyone)), found(fleet(one))
 
@@ -207,7 +207,7 @@ def test_a_late_fleet_is_told_apart_from_one_late_instance() -> None:
 def test_the_worst_comes_first() -> None:
     state = fleet(
         pool({"a": READY, "b": DOWN, "c": READY}, notes={"c": Note("status 401", -9000)}),
-        lately={("refusal", "invalid_api_key"): 7, ("refusal", "queue_full"): 1},
+        recent={("refusal", "invalid_api_key"): 7, ("refusal", "queue_full"): 1},
     )
 
     severities = [each.severity for each in found(state)]

@@ -9,7 +9,7 @@ import msgspec
 import orjson
 
 from dualmap.router.telemetry.pressure import WINDOW_S
-from dualmap.router.ui.status import Lately, ReplicaStatus, status_of
+from dualmap.router.ui.status import RecentEvents, ReplicaStatus, status_of
 from tests.router import tools
 
 
@@ -31,10 +31,10 @@ async def test_a_status_survives_the_stream_of_a_peer(start_runtime: Any) -> Non
 
 
 def test_lately_counts_what_grew_within_the_window_and_nothing_from_before() -> None:
-    lately = Lately()
+    recent = RecentEvents()
 
     def read(now_s: float, **refused: int) -> Counter[tuple[str, ...]]:
-        return lately.read({name: ReplicaStatus(refusals={"x": count}) for name, count in refused.items()}, now_s)
+        return recent.read({name: ReplicaStatus(refusals={"x": count}) for name, count in refused.items()}, now_s)
 
     assert read(0, one=1000) == {}
     assert read(1, one=1002, two=500) == {("refusal", "x"): 2}

@@ -6,10 +6,10 @@ const WINDOW_S = 30;
 
 export function showFigures(place, history, now, pool) {
   const recent = since(history, WINDOW_S), total = now.traffic;
-  const lately = (has) => (has(recent) ? recent : total);
+  const recentOrTotal = (has) => (has(recent) ? recent : total);
   const note = (used, words) => (used !== recent && total.ended ? "since the start" : words);
-  const firsts = lately((counts) => sum(counts.ttft_buckets) > 0), tokens = lately((counts) => sum(counts.tpot_buckets) > 0);
-  const timed = lately((counts) => counts.on_time + counts.late > 0), prompts = lately((counts) => counts.prompt_tokens > 0);
+  const firsts = recentOrTotal((counts) => sum(counts.ttft_buckets) > 0), tokens = recentOrTotal((counts) => sum(counts.tpot_buckets) > 0);
+  const timed = recentOrTotal((counts) => counts.on_time + counts.late > 0), prompts = recentOrTotal((counts) => counts.prompt_tokens > 0);
   const on_time = share(timed.on_time, timed.on_time + timed.late);
   const bad = recent.failed + recent.refused;
   const held = column(now.loads, 5), running = column(now.loads, 6);

@@ -23,10 +23,10 @@ export class Story {
     this.place.replaceChildren(element("p", { class: "sub" }, `Asking the replicas about ${id} …`));
     if (!this.dialog.open) this.dialog.showModal();
     const answer = await this.ask(`admin/explain/${id.split("/").map(encodeURIComponent).join("/")}`);
-    const told = await answer.json();
-    if (!answer.ok) this.place.replaceChildren(element("h2", {}, id), element("p", {}, told.error?.message ?? `The replica answers ${answer.status}.`));
-    else if (!told.rounds) this.place.replaceChildren(element("h2", {}, id), element("p", {}, `It is live, but ${told.note}.`));
-    else this.place.replaceChildren(...this.tell(told));
+    const explanation = await answer.json();
+    if (!answer.ok) this.place.replaceChildren(element("h2", {}, id), element("p", {}, explanation.error?.message ?? `The replica answers ${answer.status}.`));
+    else if (!explanation.rounds) this.place.replaceChildren(element("h2", {}, id), element("p", {}, `It is live, but ${explanation.note}.`));
+    else this.place.replaceChildren(...this.tell(explanation));
     fit();
   }
 

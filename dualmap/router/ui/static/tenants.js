@@ -1,4 +1,4 @@
-// Tenants: what they did lately, what they have held and running, their part of the work, and how far their limits are used.
+// Tenants: what they did in the recent window, what they have held and running, their part of the work, and how far their limits are used.
 
 import { count, element, percent, short } from "./format.js";
 
