@@ -60,7 +60,7 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
         )
     if why is Refusal.INSTANCE_REMOVED:
         return UnavailableError("its instance was removed while the request was sent there", retry_after_s=1.0)
-    return nobody_ready(pool.settings.name, machine.asked_name())
+    return nobody_ready(pool.settings.name, machine.stored_name())
 
 
 def _not_started(why: Refusal, pool: str, autoscale: AutoscaleSettings) -> RouterError:

@@ -13,7 +13,7 @@ from typing import Final
 
 class Verdict(StrEnum):
     ANSWER = "answer"
-    """It goes to the client as it is: a success, or an error that every instance would give."""
+    """The answer goes to the client as it is: a success, or an error that every instance would give."""
     FAULT = "fault"
     """The instance failed."""
     BUSY = "busy"

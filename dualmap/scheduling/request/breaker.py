@@ -33,7 +33,7 @@ class BreakerEvent(StrEnum):
     SUCCESS = "success"
     """The instance gave a whole answer; half-open, more of them are needed."""
     PROVEN = "proven"
-    """It gave the last whole answer that was needed."""
+    """The instance gave the last whole answer that was needed."""
     FAULT = "fault"
     """The instance failed, and is not to be ejected for it."""
     EJECTED = "ejected"

@@ -1,4 +1,4 @@
-"""What a request is charged: what was computed for it, as far as its router, or the instance, has counted that.
+"""The charge of a request: what was computed for it, as far as its router, or the instance, has counted that.
 
     its instance reported a usage that is possible   that one, but no less than the router has counted
     a usage that no engine can have                  the most that is possible
@@ -26,7 +26,7 @@ MOST_EXPANSION: Final = 64
 
 @value
 class Counted:
-    """What the router has seen of an answer."""
+    """The part of an answer that the router has seen."""
 
     output_tokens: int = 0
     """Events with output: each has a token at least. Events that only end an answer are not among them."""
@@ -42,12 +42,12 @@ NOTHING_COUNTED: Final = Counted()
 
 @value
 class Expected:
-    """What a request may have, as far as it says so."""
+    """The most that a request may have, as far as it says so."""
 
     prompt_tokens: int
     """0: nothing is known of its prompt."""
     output_tokens: int
-    """Of all its answers."""
+    """The tokens of all answers of the request."""
     text_bytes: int = 0
     """Length of its prompt, where that is text alone; 0: its tokens are not bounded by it."""
     output_limit: int | None = None
@@ -79,7 +79,7 @@ class Charge:
     output_tokens: int
     cached_tokens: int = 0
     reported: bool = False
-    """Its instance reported them."""
+    """The instance reported them."""
     uncounted: bool = False
     """They are expected ones: a limit keeps what the request drew."""
 

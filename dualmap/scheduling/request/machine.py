@@ -90,34 +90,34 @@ class Phase(StrEnum):
     NEW = "new"
     """Only its driver knows of it."""
     ADMITTING = "admitting"
-    """It is about to be placed, for the first time or once more, and another copy of its prompt, of which an engine
-    died, is on trial: it waits for that one."""
+    """The request is about to be placed, for the first time or once more, and waits for another copy of its prompt, of
+    which an engine died, and which is on trial."""
     PLACING = "placing"
     """An instance is searched for. The store may have reserved one."""
     AWAITING = "awaiting"
-    """The pool has no instance, and may have none: it waits for the first one, which is being started for it."""
+    """The pool has no instance, and may have none: the request waits for the first one, which is being started."""
     HELD = "held"
-    """It waits in the queue of an instance, and can be moved."""
+    """The request waits in the queue of an instance, and can be moved."""
     DISPATCHED = "dispatched"
-    """It may be sent to its instance."""
+    """The request may be sent to its instance."""
     PREFILLING = "prefilling"
-    """It was sent. Nothing of its answer has come."""
+    """The request was sent. Nothing of the answer has come."""
     PRESUMED = "presumed"
-    """Its answer does not stream, and by now its prefill should be over."""
+    """The answer does not stream, and by now the prefill should be over."""
     PAIRING = "pairing"
-    """It is split, and its decode leg goes first: that one is placed while the prefill instance keeps room."""
+    """The request is split, and the decode leg goes first: it is placed while the prefill instance keeps room."""
     PAIRED = "paired"
     """Both legs are placed. The decode leg is sent, and asks for the prefill leg."""
     STAGED = "staged"
-    """Its prefill leg is over, and its decode leg is being placed."""
+    """The prefill leg is over, and the decode leg is being placed."""
     DECODING = "decoding"
-    """Its decode leg may be sent. Nothing of the answer has come."""
+    """The decode leg may be sent. Nothing of the answer has come."""
     ANSWERING = "answering"
-    """Its first token has come."""
+    """The first token has come."""
     BROKEN_OFF = "broken_off"
-    """Its instance failed after the client had a part of the answer: nothing else is tried."""
+    """The instance failed after the client had a part of the answer: nothing else is tried."""
     DONE = "done"
-    """It is over. What was reserved for it is released, or being released."""
+    """The request is over. What was reserved for it is released, or being released."""
 
 
 class Input(StrEnum):
@@ -127,7 +127,7 @@ class Input(StrEnum):
     ADMITTED = "admitted"
     SUSPECTED = "suspected"
     SEARCHES_AGAIN = "searches_again"
-    """Its id was taken, or all instances that could take it are those that failed it."""
+    """The id was taken, or all instances that could take the request are those that failed it."""
     PUT_OFF = "put_off"
     """No instance is there, and one is started."""
     INSTANCE_CAME = "instance_came"
@@ -142,18 +142,18 @@ class Input(StrEnum):
     PREFILL_PRESUMED = "prefill_presumed"
     FIRST_TOKEN = "first_token"
     PREFILL_ENDED = "prefill_ended"
-    """Its prefill leg has answered."""
+    """The prefill leg has answered."""
     DECODER_TAKEN = "decoder_taken"
     DECODES_AGAIN = "decodes_again"
-    """Its decode leg is placed once more, for the same KV."""
+    """The decode leg is placed once more, for the same KV."""
     MOVED = "moved"
-    """Its instance failed, and who carries its bytes has sent it to another one."""
+    """The instance failed, and the gateway that carries the bytes has sent the request to another one."""
     FAILED = "failed"
-    """Its instance failed, and another one may try: the client has nothing of the answer."""
+    """The instance failed, and another one may try: the client has nothing of the answer."""
     CONTINUES = "continues"
-    """Its instance failed, or gives it up, and another one may give the rest of the answer."""
+    """The instance failed, or gives the request up, and another one may give the rest of the answer."""
     BROKE_OFF = "broke_off"
-    """Its instance failed, and the client has a part of the answer that cannot be continued."""
+    """The instance failed, and the client has a part of the answer that cannot be continued."""
     REFUSED = "refused"
     ENDED = "ended"
 
@@ -247,7 +247,7 @@ leg is aborted may have told to free the KV."""
 # events ----------------------------------------------------------------------------------------------------------
 @value
 class Arrived:
-    """It is to be served."""
+    """The request is to be served."""
 
 
 @value
@@ -257,7 +257,7 @@ class TrialOver:
 
 @value
 class Reserved:
-    """Its search took an instance, or a place in a queue."""
+    """The search took an instance, or a place in a queue."""
 
     placed: Placed
     target: InstanceSpec | None
@@ -280,7 +280,7 @@ class NotPlaced:
 
 @value
 class Renamed:
-    """It has another id."""
+    """The request has another id."""
 
     request_id: str
 
@@ -292,7 +292,7 @@ class InstanceReady:
 
 @value
 class Granted:
-    """It was held, and an instance has room for it now."""
+    """The request was held, and an instance has room for it now."""
 
     grant: Grant
     target: InstanceSpec | None
@@ -306,14 +306,14 @@ class ReservationLost:
 
 @value
 class TurnedAway:
-    """It was held, or has waited for an instance, for as long as it may."""
+    """The request was held, or has waited for an instance, for as long as it may."""
 
     why: Refusal
 
 
 @value
 class Sent:
-    """It is on its way to its instance."""
+    """The request is on its way to its instance."""
 
 
 @value
@@ -328,13 +328,13 @@ class FirstToken:
 
 @value
 class DeadlinePassed:
-    """Its SLO has passed since it arrived. It may be reported some moments late, and whether or not it has a first
-    token by then: what is known of its first token is judged by that one's own age."""
+    """The SLO has passed since the request arrived. That may be reported some moments late, and whether or not it has a
+    first token by then: what is known of its first token is judged by that one's own age."""
 
 
 @value
 class PrefillEnded:
-    """Its prefill leg has answered."""
+    """The prefill leg has answered."""
 
 
 @value
@@ -371,7 +371,8 @@ class Failed:
 
 @value
 class Moved:
-    """Its instance failed it, and who carries its bytes has sent it to another one, which has it by now."""
+    """The instance failed the request, and the gateway that carries its bytes has sent it to another one, which has it
+    by now."""
 
     failure: InstanceFailure
     target: InstanceSpec
@@ -379,13 +380,13 @@ class Moved:
 
 @value
 class Ended:
-    """It is over, however it went: answered, broken off, cancelled."""
+    """The request is over, however it went: answered, broken off, cancelled."""
 
     outcome: Outcome
     usage: Usage | None = None
-    """As its instance reported it, also of the part of an answer that a client has left."""
+    """The usage as the instance reported it, also of the part of an answer that a client has left."""
     counted: Counted | None = None
-    """What the router has seen of its answer, or of the rest of it; None: nothing of it passes there."""
+    """The part of the answer, or of its rest, that the router has seen; None: nothing passes there."""
 
 
 Event = (
@@ -422,7 +423,7 @@ class Refusal(StrEnum):
     NOT_STARTED = "not_started"
     """The pool had no instance, and none became ready in time."""
     TOO_MANY_WAIT = "too_many_wait"
-    """As many as may wait for the first instance already."""
+    """As many requests as may wait for the first instance already do."""
     QUEUE_FULL = "queue_full"
     WOULD_BE_LATE = "would_be_late"
     """Late requests are refused, and it is expected to be late everywhere."""
@@ -469,7 +470,7 @@ class Register:
 
 @value
 class Rename:
-    """Its id is another live request's. Answer: ``Renamed``."""
+    """The id is another live request's. Answer: ``Renamed``."""
 
 
 @value
@@ -519,7 +520,7 @@ class StartTimer:
 
 @value
 class LeaveInstance:
-    """It is no longer on this instance: forget what is kept of it there, and its timer."""
+    """The request is no longer on this instance: forget what is kept of it there, and its timer."""
 
     instance_id: str
     failure: InstanceFailure | None = None
@@ -551,7 +552,7 @@ class Post:
 
 @value
 class CountRetry:
-    """It is tried again, after a failure of this kind."""
+    """The request is tried again, after a failure of this kind."""
 
     kind: FailureKind
     decodes: bool = False
@@ -562,7 +563,7 @@ class CountRetry:
 
 @value
 class Refuse:
-    """It is over, and its client gets an error."""
+    """The request is over, and its client gets an error."""
 
     why: Refusal
     failed: SearchFailed | None = None
@@ -571,7 +572,7 @@ class Refuse:
 
 @value
 class Close:
-    """It is over: explain it, count it, forget it."""
+    """The request is over: explain it, count it, forget it."""
 
 
 Effect = (
@@ -732,7 +733,7 @@ class RequestSpec:
     tenant: str = ""
     """The tenant that it is for; empty: none."""
     draws: Draws | None = None
-    """What it takes of that one's budgets."""
+    """The draws from the budgets of the tenant."""
     account: str = ""
     """The account that it is metered for, see ``scheduling.request.metering``; empty: it is not metered."""
     weight: float | None = None
@@ -740,7 +741,7 @@ class RequestSpec:
     class_rank: int = 0
     """The place of its priority class, where the pool has any."""
     can_go_on: bool = False
-    """It streams, and another instance could go on with its answer."""
+    """The request streams, and another instance could go on with its answer."""
     answers: int = 1
     """The number of answers that are computed for it."""
     body_tokens: int = 0
@@ -767,7 +768,7 @@ class DecodeLeg:
     """The age of the request when its prefill leg ended."""
     sends: int = 0
     answered: bool = False
-    """Its first token has come, so what the prefill leg had reserved is released."""
+    """The first token has come, so what the prefill leg had reserved is released."""
     rounds: list[tuple[Placed, int]] = field(default_factory=list)
     """Every choice of an instance for it, with the attempt."""
     last_id: str = ""
@@ -810,13 +811,13 @@ class RequestMachine:
     decode_attempt: int = 0
     """Counts reservations of decode legs."""
     trial: Trial | None = None
-    """It is the one copy of its prompt that may be sent."""
+    """The request is the one copy of its prompt that may be sent."""
     failure: InstanceFailure | None = None
     """The last one that it was, or is to be, tried again after."""
     drawn: Drawn | None = None
     """The store's reply to its draws."""
     registered: bool = False
-    """It is passed on, and the store has its record."""
+    """The request is passed on, and the store has its record."""
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
     """Answers that its instances are to blame for if another one answers it."""
 
@@ -845,7 +846,7 @@ class RequestMachine:
     the deadline, or is refused for what it does itself, is neither. Where the first token is not seen, as of an answer
     that does not stream, its prefill must be over at the deadline, as far as the fleet knows."""
     prefilled_s: float | None = None
-    """Its age when its prefill leg had answered."""
+    """The age of the request when its prefill leg had answered."""
     ended_s: float | None = None
     outcome: Outcome | None = None
     usage: Usage | None = None
@@ -856,13 +857,13 @@ class RequestMachine:
     """Times that it left an instance for a request of a higher class."""
 
     _evicts: bool = False
-    """It would be late, unless others leave an instance for it."""
+    """The request would be late, unless others leave an instance for it."""
     _continues: bool = False
-    """It is admitted once more for the rest of its answer."""
+    """The request is admitted once more for the rest of its answer."""
     presumed_s: float | None = None
     """When the prefill of its present try was presumed over, on the driver's clock."""
     _overdue_in: Phase | None = None
-    """Its phase on its instance when it had taken longer than a request may; None: it has not."""
+    """The phase on the instance when the request had taken longer than a request may; None: it has not."""
 
     def __init__(self, request_id: str, spec: RequestSpec, rules: RequestRules, now_s: float) -> None:
         self.request_id = request_id
@@ -915,9 +916,9 @@ class RequestMachine:
         limit_tokens = self.spec.output_limit
         return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
 
-    def asked_name(self) -> str:
-        """See ``ClusterView.asked_name``. Where only one instance can answer, its name does not matter."""
-        return "" if self.spec.pinned_to is not None else self.rules.fleet.view.asked_name(self.spec.model)
+    def stored_name(self) -> str:
+        """See ``ClusterView.stored_name``. Where only one instance can answer, its name does not matter."""
+        return "" if self.spec.pinned_to is not None else self.rules.fleet.view.stored_name(self.spec.model)
 
     @property
     def expected_ttft_s(self) -> float | None:
@@ -1062,7 +1063,7 @@ class RequestMachine:
             self.enqueued_ms,
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
-            model=self.asked_name(),
+            model=self.stored_name(),
             tenant=spec.tenant,
             drawn=drawn_text(spec.draws) if spec.draws is not None else "",
             account=spec.account,
@@ -1381,7 +1382,7 @@ class RequestMachine:
             chain.prompt_tokens,
             self.expected_output_tokens,
             round(self.spec.slo_s * 1000),
-            model=self.asked_name(),
+            model=self.stored_name(),
             tenant=self.spec.tenant,
             drawn=drawn_text(self.spec.draws) if self.spec.draws is not None else "",
             account=self.spec.account,
@@ -1475,8 +1476,8 @@ class RequestMachine:
         if failure.kind is not FailureKind.TIMEOUT or self.spec.streams or self.first_token_s is not None:
             return failure
         waited_s = now_s - self.dispatched_s
-        lately_s = now_s - waited_s / 2  # one that hangs since the middle of the wait has answered others before
-        if self._may_answer_for(waited_s) or self.rules.evidence.has_answered(self.answering_id, lately_s):
+        since_s = now_s - waited_s / 2  # one that hangs since the middle of the wait has answered others before
+        if self._may_answer_for(waited_s) or self.rules.evidence.has_answered(self.answering_id, since_s):
             return replace(failure, kind=FailureKind.OVERDUE)
         return failure
 
@@ -1546,10 +1547,10 @@ class RequestMachine:
         second = decision.alternative_id if decision.instance_id == target.instance_id else decision.instance_id
         if second is None or second in self.excluded or (spec.only is not None and second not in spec.only):
             return None
-        return view.instances.get(second) if second in view.serving(self.asked_name()).ready else None
+        return view.instances.get(second) if second in view.serving(self.stored_name()).ready else None
 
     def _leave(self, failure: InstanceFailure | None) -> LeaveInstance:
-        """Its try on its instance is over."""
+        """End the try on the instance."""
         if self.spec.chain is None:
             self.rules.balancer.leave(self.instance_id)
         return LeaveInstance(self.instance_id, failure)
@@ -1725,7 +1726,7 @@ class RequestMachine:
         return target.kv_capacity_tokens if limit is None and target is not None else limit
 
     def _expected(self) -> Expected:
-        """What it is expected to use, and may use at most."""
+        """The tokens that the request is expected to use, and may use at most."""
         spec, target, answers = self.spec, self.target, self.spec.answers
         chain, limit = spec.chain, spec.output_limit
         return Expected(

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
     COMPLETED = "completed"
     ENDED = "ended"
-    """Its answer began without an error, and is over. Whether all of it came is not known: a gateway relayed it."""
+    """The answer began without an error, and is over. Whether all of it came is not known: a gateway relayed it."""
     CLIENT_ERROR = "client_error"
     """The instance answered 4xx, 501 or 505, or a stream ended in such an error: the client's fault, not its own."""
     CLIENT_GONE = "client_gone"
@@ -49,18 +49,18 @@ class FailureKind(StrEnum):
     """The connection broke before the first byte of the answer."""
     TIMEOUT = "timeout"
     STATUS = "status"
-    """It answered with a status that justifies a try elsewhere (``scheduling.request.answers``), or with such an error
-    in a stream."""
+    """The instance answered with a status that justifies a try elsewhere (``scheduling.request.answers``), or with such
+    an error in a stream."""
     NO_ANSWER = "no_answer"
-    """It answered 2xx with something that is no answer: nothing, or a page."""
+    """The instance answered 2xx with something that is no answer: nothing, or a page."""
     ABORTED = "aborted"
-    """It ended the answer by ``finish_reason: abort``."""
+    """The instance ended the answer by ``finish_reason: abort``."""
     TRUNCATED = "truncated"
-    """Its stream ended before the answer did."""
+    """The stream ended before the answer did."""
     DOWN = "down"
     """The fleet took it down, or removed it, while the first byte of the answer was due."""
     PROTOCOL = "protocol"
-    """It answered something that is not HTTP, or nothing."""
+    """The instance answered something that is not HTTP, or nothing."""
     RECOMPUTED = "recomputed"
     """A decoder gave the request back: its memory ran out, and the prompt is to be prefilled again."""
     TRANSFER = "transfer"
@@ -68,12 +68,12 @@ class FailureKind(StrEnum):
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
     DRAINED = "drained"
-    """It drains, and was not to have the request any longer."""
+    """The instance drains, and was not to have the request any longer."""
     EVICTED = "evicted"
-    """It was to leave for a request of a higher class."""
+    """The request was to leave for one of a higher class."""
     OVERDUE = "overdue"
-    """It took longer than a request may, for which its instance is not to blame: the time for the whole of it was over,
-    or that for the first byte of an answer that does not stream."""
+    """The request took longer than it may, for which its instance is not to blame: the time for the whole of it was
+    over, or that for the first byte of an answer that does not stream."""
     MOVED = "moved"
     """The gateway that relays it sent it to another instance, and does not say why."""
 
@@ -107,7 +107,7 @@ class InstanceFailure:
     pause_s: float | None = None
     """The time after which it takes requests again, as it says (``retry-after``)."""
     still_accepts: bool = False
-    """Its port took another connection after this one had broken."""
+    """The port took another connection after this one had broken."""
 
     @property
     def verdict(self) -> Verdict:

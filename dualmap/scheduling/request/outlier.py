@@ -97,7 +97,7 @@ class OutcomeWindow:
         return own, Tally(successes - own.successes, faults - own.faults)
 
     def forget(self, instance_id: str) -> None:
-        """Its outcomes count no more, neither for itself nor among others' peers."""
+        """The outcomes of an instance count no more, neither for itself nor among others' peers."""
         for counts, total in ((self._newer, self._newer_all), (self._older, self._older_all)):
             successes, faults = counts.pop(instance_id, (0, 0))
             total[0] -= successes

@@ -34,9 +34,9 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
     decision, dispatched = placed.decision, state is not RequestState.HELD
     moved = dispatched and machine.instance_id != decision.instance_id
     seen = machine.shows_first_token
-    asked = machine.searches[-1][0].request  # the record as it was placed: nothing of it is said twice
+    searched = machine.searches[-1][0].request  # the record as it was placed: nothing of it is said twice
     return replace(
-        asked,
+        searched,
         instance_id=machine.instance_id if dispatched else decision.instance_id,
         state=state,
         attempt=machine.attempt,

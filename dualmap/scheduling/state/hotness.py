@@ -26,7 +26,7 @@ class HashKey:
     """The hash key of a prompt by one view of the fleet: the prefix that its requests are spread by."""
 
     blocks: int
-    """Its length in key blocks."""
+    """The length of the prefix in key blocks."""
     hash: int
     hot_tokens: int
     """Tokens of the prompt's hot prefix, see ``HotnessTree.hot_tokens``."""

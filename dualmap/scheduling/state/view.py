@@ -97,7 +97,7 @@ class ClusterView:
             group = self._groups[model] = self._group(model)
         return group
 
-    def asked_name(self, model: str) -> str:
+    def stored_name(self, model: str) -> str:
         """The name where only some of the instances serve it, else "": what a request for it says to the store."""
         return "" if self.serving(model) is self else model
 

@@ -117,21 +117,21 @@ def test_a_name_is_served_by_the_instances_that_list_it_and_by_those_whose_list_
     served = {name: built.serving(name).ready for name in ("qwen", "sql", "llama")}
     assert served == {"qwen": ("a", "b", "d"), "sql": ("b", "d"), "llama": ("c", "d")}
     assert built.serving("sql").rings == DualRing.of(["b", "d"], 16)
-    assert built.asked_name("sql") == "sql"
+    assert built.stored_name("sql") == "sql"
 
 
 @pytest.mark.parametrize("models", [None, BASE])
 def test_where_all_list_the_same_no_name_is_told_from_another(models: dict[str, str] | None) -> None:
     built = view(spec("a", models=models), spec("b", models=models and dict(models)))
 
-    assert all(built.serving(name) is built and built.asked_name(name) == "" for name in ("qwen", "sql", ""))
+    assert all(built.serving(name) is built and built.stored_name(name) == "" for name in ("qwen", "sql", ""))
 
 
 def test_a_name_that_nobody_lists_is_left_to_the_engines_to_judge() -> None:
     built = view(spec("a", models=BASE), spec("b", models=TUNED))
 
     assert built.serving("loaded when asked for") is built
-    assert built.asked_name("") == ""
+    assert built.stored_name("") == ""
 
 
 def test_a_name_whose_instances_are_down_is_not_sent_to_those_that_do_not_serve_it() -> None:

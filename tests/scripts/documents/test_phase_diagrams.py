@@ -50,7 +50,7 @@ def test_the_table_has_a_row_for_each_phase_and_says_where_its_inputs_lead() -> 
     rows = table().splitlines()[2:]
 
     assert [row.split("**")[1] for row in rows] == [phase.value.replace("_", " ") for phase in Phase]
-    assert "| It waits in the queue of an instance, and can be moved. | taken → **dispatched**;" in rows[4]
+    assert "| The request waits in the queue of an instance, and can be moved. | taken → **dispatched**;" in rows[4]
 
 
 def test_the_page_says_of_every_error_and_failure_of_inference_what_the_client_gets() -> None:

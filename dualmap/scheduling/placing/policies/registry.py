@@ -35,7 +35,7 @@ Builder = Callable[..., Policy]
 
 
 class _NoOptions(PolicyOptions):
-    """Of a policy without parameters."""
+    """The parameters of a policy that has none."""
 
 
 @dataclass(frozen=True)
