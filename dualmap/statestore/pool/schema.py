@@ -5,7 +5,8 @@ rules make that work, as long as a change keeps to them:
 
 - A reader leaves unknown fields out. A process of the older version keeps none of them when it writes a record again.
 - A field that may be missing, as an older version wrote the record, has a value that stands for it: its default. In the
-  records of instances and requests it is declared as ``added``. So a new field must be one whose loss costs an estimate and no count.
+  records of instances and requests it is declared as ``added``. So a new field must be one whose loss costs an estimate
+  and no count.
 
 ``SCHEMA`` grows with every such change. A change that breaks one of these rules (a field goes, or means something else;
 a key changes its type; a script counts otherwise) also raises ``OLDEST_BESIDE`` to the new number: older versions may
