@@ -15,7 +15,6 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
-from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.state.hotness import HashKey
@@ -144,6 +143,7 @@ class KeyedPrompt:
     key_stride: int = 1
     """Blocks of a key block, the unit of a key's length."""
     key: HashKey = _NO_KEY
+    """The key that it was first placed by, or would be where it was not."""
 
 
 @value
@@ -335,8 +335,9 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
         class_rank = min(spec.class_rank, len(classes) - 1)  # there can be fewer of them by now
         class_name = classes[class_rank].name
     rounds: list[PlacementRound] = []
-    standing = None
+    key = standing = None
     for search, attempt in machine.searches:
+        key = key or search.key
         for placed in search.rounds:
             rounds.append(PlacementRound.of(placed, attempt))
             standing = placed.reply.standing
@@ -348,7 +349,7 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
             len(chain.hashes),
             chain.block_tokens,
             chain.key_stride,
-            _key_of(machine, pool, chain),
+            key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks),
         ),
         Course(
             received_unix_s,
@@ -363,13 +364,6 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
         tuple(rounds),
         detours,
     )
-
-
-def _key_of(machine: RequestMachine, pool: ServedPool, chain: Chain) -> HashKey:
-    """The key that it was first placed by, or would be where it was not."""
-    searches = machine.searches
-    key = searches[0][0].key if searches else None
-    return key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks)
 
 
 def _detours(machine: RequestMachine) -> Detours:
