@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.estimates.learned import Learned
@@ -65,6 +66,10 @@ class CannedFleet:
     view: ClusterView
     loads: Mapping[str, InstanceLoad]
     learned: Learned
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return frozenset()

@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import redis
 import uvloop
@@ -158,6 +158,10 @@ class BenchFleet:
     placed: int = 0
     dispatched: deque[Grant] = field(default_factory=deque)
     """Requests whose instances work on them, the first dispatched first."""
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return frozenset()

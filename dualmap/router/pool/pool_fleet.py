@@ -6,12 +6,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.view import ViewKeeper
 from dualmap.router.telemetry.metrics import StoreCall, measured
-from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, grant_queue
@@ -19,7 +19,6 @@ from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePl
 from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
-from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreError, UnreadableStateError
 from dualmap.statestore.port import ReplicaPool
@@ -50,7 +49,7 @@ class PoolFleet:
     ) -> None:
         self.order = order
         self._store = store
-        self._keeper = keeper
+        self.sight: Final = keeper
         self._breakers = breakers
         self._waiters = waiters
         self._replica_id = replica_id
@@ -63,14 +62,6 @@ class PoolFleet:
         """Loads, for each instance, of the last reply that had its own: for estimates, never for decisions."""
 
     # what a search looks at ---------------------------------------------------------------------------------
-    @property
-    def view(self) -> ClusterView:
-        return self._keeper.view
-
-    @property
-    def learned(self) -> Learned:
-        return self._keeper.learned
-
     def blocked(self) -> frozenset[str]:
         return self._breakers.blocked(self._now_s()) if self._breakers.troubled else _NONE
 
@@ -93,7 +84,7 @@ class PoolFleet:
         return seen
 
     async def refresh(self) -> None:
-        await self._keeper.refresh()
+        await self.sight.refresh()
 
     async def commit(self, plan: QueuePlan) -> CommitReply:
         reply = await measured(self._committing, self._store.commit(plan, replica_id=self._replica_id))
@@ -125,10 +116,10 @@ class PoolFleet:
             log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
 
     def _note(self, reply: PlaceReply | Observation, instance_ids: Iterable[str]) -> None:
-        view = self._keeper.view
+        view = self.sight.view
         # The test is not "newer than": a store that came back empty counts from the start again.
         if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
-            self._keeper.renew()
+            self.sight.renew()
         self._seen.update(dict.fromkeys(instance_ids, reply.loads))
 
     def teaches(self) -> bool:
@@ -142,7 +133,7 @@ class PoolFleet:
     # estimates ----------------------------------------------------------------------------------------------
     def forget_departed(self) -> None:
         """Drop what is kept about instances that left the fleet."""
-        for instance_id in self._seen.keys() - self.view.instances.keys():
+        for instance_id in self._seen.keys() - self.sight.view.instances.keys():
             del self._seen[instance_id]
 
     def _load(self, instance_id: str) -> InstanceLoad | None:

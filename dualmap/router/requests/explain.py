@@ -335,9 +335,9 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
         class_rank = min(spec.class_rank, len(classes) - 1)  # there can be fewer of them by now
         class_name = classes[class_rank].name
     rounds: list[PlacementRound] = []
-    key = standing = None
+    hash_key = standing = None
     for search, attempt in machine.searches:
-        key = key or search.key
+        hash_key = hash_key or search.key
         for placed in search.rounds:
             rounds.append(PlacementRound.of(placed, attempt))
             standing = placed.reply.standing
@@ -349,7 +349,7 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
             len(chain.hashes),
             chain.block_tokens,
             chain.key_stride,
-            key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks),
+            hash_key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks),
         ),
         Course(
             received_unix_s,

@@ -212,14 +212,22 @@ class Refresh(Step[PlacingPort, None]):
         return port.refresh()
 
 
-class Fleet(Protocol):
-    """The fleet as a search reads it."""
+class Sight(Protocol):
+    """What is known of a fleet."""
 
     @property
     def view(self) -> ClusterView: ...
 
     @property
     def learned(self) -> Learned: ...
+
+
+class Fleet(Protocol):
+    """The fleet as a search reads it."""
+
+    @property
+    def sight(self) -> Sight:
+        """The object that has the newest view: every request reads it several times."""
 
     def blocked(self) -> frozenset[str]:
         """Instances behind an open breaker."""
@@ -399,7 +407,7 @@ class Search:
 
     def _options(self) -> list[Option]:
         """The options of the request as of now, one or two. Raises NoInstanceError."""
-        view, options = self.rules.fleet.view.serving(self.request.model), list[Option]()
+        view, options = self.rules.fleet.sight.view.serving(self.request.model), list[Option]()
         rule = self.rules.split if self.may_split else None
         if view.decoding is None or rule is None:
             return [self._option(self.leg, view if view.decoding is None else view.of(self.leg), None)]
@@ -415,7 +423,7 @@ class Search:
 
     def _option(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Option:
         query, instances = self._candidates(view)
-        learned = self.rules.fleet.learned
+        learned = self.rules.fleet.sight.learned
         weights = self.rules.policy.weights(query, learned)
         if rule is None:
             return Option(leg, query, instances, weights, _NOT_COMPARED, view.roles)
@@ -490,21 +498,20 @@ class Search:
         came, as none is passed over there."""
         if self.weight is None or not self.rules.order.by_deadline or self.leg is _DECODE:
             return None
-        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.rules.fleet.view.ready))
+        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.rules.fleet.sight.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""
         if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
             return None
-        return (
-            decision.seen_pending_tokens + self.rules.fleet.view.instances[decision.instance_id].dispatch_window_tokens
-        )
+        spec = self.rules.fleet.sight.view.instances[decision.instance_id]
+        return decision.seen_pending_tokens + spec.dispatch_window_tokens
 
     def _prior_meets_slo(self, missed: Placed) -> bool:
         """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
         refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
         load = missed.reply.loads[missed.instance_id]
-        spec = self.rules.fleet.view.instances.get(load.instance_id)
+        spec = self.rules.fleet.sight.view.instances.get(load.instance_id)
         if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
             return False
         as_described = replace(load, prefill_tokens_per_s=spec.prefill_tokens_per_s)

@@ -918,7 +918,7 @@ class RequestMachine:
 
     def stored_name(self) -> str:
         """See ``ClusterView.stored_name``. Where only one instance can answer, its name does not matter."""
-        return "" if self.spec.pinned_to is not None else self.rules.fleet.view.stored_name(self.spec.model)
+        return "" if self.spec.pinned_to is not None else self.rules.fleet.sight.view.stored_name(self.spec.model)
 
     @property
     def expected_ttft_s(self) -> float | None:
@@ -1029,9 +1029,9 @@ class RequestMachine:
 
     def _new_search(self, chain: Chain) -> Search:
         rules, spec, slo_s = self.rules, self.spec, self.spec.slo_s
-        search, view = rules.search, rules.fleet.view
+        search, view = rules.search, rules.fleet.sight.view
         if spec.may_split and search.split is not None and view.decoding is not None:
-            slo_s = search.split.prefill_slo_s(slo_s, chain.prompt_tokens, view, rules.fleet.learned)
+            slo_s = search.split.prefill_slo_s(slo_s, chain.prompt_tokens, view, rules.fleet.sight.learned)
         if spec.pinned_to is not None:
             search = replace(search, policy=Pinned(search.policy, spec.pinned_to))
         return Search(
@@ -1100,7 +1100,7 @@ class RequestMachine:
     def _pick_outside(self, excluded: frozenset[str]) -> InstanceSpec | None:
         rules, spec = self.rules, self.spec
         if spec.only is not None:
-            excluded |= rules.fleet.view.instances.keys() - spec.only
+            excluded |= rules.fleet.sight.view.instances.keys() - spec.only
         return pick_instance(rules.fleet, rules.balancer, spec.model, excluded, spec.pinned_to)
 
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
@@ -1211,7 +1211,7 @@ class RequestMachine:
     def _await_instance(self, now_s: float) -> Effects:
         """Wait for the first instance, where the pool may be without any and this one could take the request."""
         room, spec = self.rules.waiting_room, self.spec
-        if room is None or self.rules.fleet.view.ready or spec.pinned_to is not None or spec.only is not None:
+        if room is None or self.rules.fleet.sight.view.ready or spec.pinned_to is not None or spec.only is not None:
             return self._refuse(Refusal.NO_INSTANCE, now_s, reserved=False)
         if room.is_full:
             return self._refuse(Refusal.TOO_MANY_WAIT, now_s, reserved=False)
@@ -1394,7 +1394,7 @@ class RequestMachine:
         return "" if self.spec.weight is None else self.spec.tenant or NO_TENANT
 
     def _source(self) -> frozenset[str]:
-        spec = self.rules.fleet.view.instances.get(self.instance_id)
+        spec = self.rules.fleet.sight.view.instances.get(self.instance_id)
         return frozenset() if spec is None or not serves(spec.role, _DECODE) else frozenset((spec.instance_id,))
 
     def _decoder_reserved(self, event: DecoderReserved, now_s: float) -> Effects:
@@ -1535,7 +1535,7 @@ class RequestMachine:
         """The instance that may be sent it should its own not take it: its next best one. It is not reserved there.
 
         None where only one can answer it, and of a request that is split."""
-        target, spec, view = self.target, self.spec, self.rules.fleet.view
+        target, spec, view = self.target, self.spec, self.rules.fleet.sight.view
         if target is None or spec.pinned_to is not None or self.leg is not Leg.WHOLE:
             return None
         if spec.chain is None:
@@ -1768,13 +1768,13 @@ class RequestMachine:
             usage,
             counted,
             expected if spec.chain is not None else replace(expected, prompt_tokens=spec.body_tokens),
-            self.rules.fleet.learned.bytes_per_token,
+            self.rules.fleet.sight.learned.bytes_per_token,
             computes_unseen=computes_unseen,
         )
 
     def _unseen_tokens(self, expected: Expected) -> int:
         """The tokens that its engine may have computed of its answers since its prefill was over."""
-        since_s, tpot_s = self.presumed_s, self.rules.fleet.learned.tpot_s
+        since_s, tpot_s = self.presumed_s, self.rules.fleet.sight.learned.tpot_s
         if since_s is None:
             since_s = self.dispatched_s if self.prefilled_s is None else self.started_s + self.prefilled_s
         assert self.ended_s is not None

@@ -4,11 +4,10 @@ reservation. Where prefill and decode are apart, these are answered whole by an 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
+from dualmap.scheduling.placing.placement import Fleet
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.view import ClusterView
 
 # The golden ratio as a stride: with the turn itself it picks two instances, in ever different pairs.
 _STRIDE = 0.6180339887498949
@@ -42,26 +41,16 @@ class PassedOnBalancer:
             del self._in_flight[instance_id]
 
 
-class Members(Protocol):
-    """Members of the pool, as a pick reads them."""
-
-    @property
-    def view(self) -> ClusterView: ...
-
-    def blocked(self) -> frozenset[str]:
-        """Instances behind an open breaker."""
-
-
 def pick_instance(
-    members: Members, balancer: PassedOnBalancer, model: str, failed: frozenset[str], pinned_to: str | None
+    fleet: Fleet, balancer: PassedOnBalancer, model: str, failed: frozenset[str], pinned_to: str | None
 ) -> InstanceSpec | None:
     """An instance that serves the model and has not failed the request, preferably not behind an open breaker; None if
     there is none. ``pinned_to``: the only one that can answer."""
-    view = members.view
+    view = fleet.sight.view
     if pinned_to is not None:
         return None if pinned_to in failed else view.instances.get(pinned_to)
     ready = view.serving(model).of(Leg.DECODE).ready
-    picked = balancer.pick(ready, failed | members.blocked())
+    picked = balancer.pick(ready, failed | fleet.blocked())
     if picked is None:
         picked = balancer.pick(ready, failed)
     return None if picked is None else view.instances.get(picked)

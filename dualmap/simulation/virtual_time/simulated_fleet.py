@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Self
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
@@ -57,6 +58,10 @@ class SimulatedFleet:
     @property
     def learned(self) -> Learned:
         return self.pool.members.learned
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return frozenset() if self._breakers is None else self._breakers.blocked(self._now_s())

@@ -266,7 +266,7 @@ async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_
 async def test_waits_and_rates_come_from_the_load_last_told(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", prefill_tokens_per_s=500.0),))
     fleet = runtime.pools.pools["default"].fleet
-    spec = fleet.view.instances["a"]
+    spec = fleet.sight.view.instances["a"]
     assert fleet.window_delay_s(spec, 1000) == 4.0, "by the prior, before anything was told"
     requests = [await runtime.intake.place(tools.request("x" * 2000)) for _ in range(2)]
 

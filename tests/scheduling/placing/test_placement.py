@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -49,6 +49,10 @@ class HandFleet:
     refreshes: int = 0
     new_view: ClusterView | None = None
     """The view that a refresh finds."""
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return self.behind_breakers

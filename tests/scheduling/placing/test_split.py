@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -43,6 +43,10 @@ class Fleet:
         self.view = ClusterView.build(
             epoch=told.epoch, tree_version=0, instances=told.instances, tree=HotnessTree(), virtual_nodes=16
         )
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return frozenset()

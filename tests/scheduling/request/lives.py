@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Reason
@@ -58,6 +59,10 @@ class Fleet:
     def view(self) -> ClusterView:
         instances = {spec.instance_id: spec for spec in self.members}
         return ClusterView.build(epoch=1, tree_version=1, instances=instances, tree=HotnessTree())
+
+    @property
+    def sight(self) -> Self:
+        return self
 
     def blocked(self) -> frozenset[str]:
         return frozenset()
@@ -133,7 +138,7 @@ class Life:
         return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
 
     def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
-        self.on(Reserved(self.placed(instance_id, leg=leg), self.rules.fleet.view.instances.get(instance_id)))
+        self.on(Reserved(self.placed(instance_id, leg=leg), self.rules.fleet.sight.view.instances.get(instance_id)))
 
     def hold(self) -> None:
         self.on(Arrived())

@@ -106,7 +106,7 @@ def test_a_request_that_would_be_late_has_others_leave_its_instance(held: bool) 
     one = life(CHAT)
     one.on(Arrived())
 
-    one.on(Reserved(late(one, held=held), None if held else one.rules.fleet.view.instances["a"]))
+    one.on(Reserved(late(one, held=held), None if held else one.rules.fleet.sight.view.instances["a"]))
 
     assert one.names == ["Evict", "AwaitGrant" if held else "Send"]
     assert one.one(Evict) == Evict("a", Shortage(4000.0, 0))

@@ -978,7 +978,7 @@ def test_only_the_allowed_instances_are_searched_and_picked_and_named_as_a_secon
     life = Life(only=frozenset("c"))
     life.on(Arrived())
     search = life.one(Reserve).search
-    _, candidates = search._candidates(life.rules.fleet.view)
+    _, candidates = search._candidates(life.rules.fleet.sight.view)
     assert candidates == ("c",)
     assert search.request.pinned, "no worker moves it out of them"
 
