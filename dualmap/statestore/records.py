@@ -102,7 +102,7 @@ class InstanceRecord(LiveCounts):
         stalled_s = seconds_since(now_ms, seen_ms, self.work_since_ms) if has_work else 0.0
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         derived = (hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)
-        return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))
+        return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))  # type: ignore[call-arg,arg-type]
 
     @property
     def text(self) -> bytes:

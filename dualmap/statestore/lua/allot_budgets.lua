@@ -9,6 +9,7 @@ local allotments = require('shared.allotments')
 local books = require('shared.books')
 local budgets = require('shared.budgets')
 local write_books = require('shared.book_end')
+local tonumber = tonumber
 local call, max, min, ceil, format = redis.call, math.max, math.min, math.ceil, string.format
 
 local function allot_budgets(now_ms)

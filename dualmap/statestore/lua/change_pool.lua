@@ -11,6 +11,7 @@ local budgets = require('shared.budgets')
 local instances = require('shared.instances')
 local leases = require('shared.leases')
 local write_books = require('shared.book_end')
+local ipairs, pairs, type, unpack = ipairs, pairs, type, unpack
 local decode, call, char = cjson.decode, redis.call, string.char
 
 local FIRST_COMMAND = 4

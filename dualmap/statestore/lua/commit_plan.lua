@@ -13,6 +13,7 @@ local requests = require('shared.requests')
 local rules = require('rules')
 local shares = require('shared.shares')
 local write_books = require('shared.book_end')
+local ipairs, tonumber, tostring, unpack = ipairs, tonumber, tostring, unpack
 local call, format, match = redis.call, string.format, string.match
 
 local FIRST_STEP = 6

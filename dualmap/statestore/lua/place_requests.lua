@@ -25,6 +25,7 @@ local shares = require('shared.shares')
 local usage = require('shared.usage')
 local weighing = require('shared.weighing')
 local write_books = require('shared.book_end')
+local error, ipairs, pcall, type, unpack = error, ipairs, pcall, type, unpack
 local call, format, sub, max, decode = redis.call, string.format, string.sub, math.max, cjson.decode
 local finds_memory, placed_text = rules.finds_memory, records.placed_text
 local pack, unpack_from = struct.pack, struct.unpack

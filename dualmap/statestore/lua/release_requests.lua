@@ -17,6 +17,7 @@ local rules = require('rules')
 local shares = require('shared.shares')
 local usage = require('shared.usage')
 local write_books = require('shared.book_end')
+local error, pairs, pcall, tonumber, unpack = error, pairs, pcall, tonumber, unpack
 local call, format, gsub = redis.call, string.format, string.gsub
 
 local FIRST_REQUEST = 3

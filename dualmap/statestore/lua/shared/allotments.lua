@@ -3,6 +3,7 @@
 -- other pools then.
 local books = require('shared.books')
 local kept = books.kept
+local tonumber = tonumber
 local call, format, floor, match = redis.call, string.format, math.floor, string.match
 
 -- The part of a budget of this amount that a pool has, by its text: what it begins with where nothing is allotted. Also

@@ -9,6 +9,7 @@
 --
 -- A budget (shared/budgets.lua) is the number of the kind of its limit, the amount that was used, and since when. One
 -- that is missing, or cannot be read, is not used.
+local ipairs, pairs, unpack = ipairs, pairs, unpack
 local call, exp, rep, pack, unpack_from = redis.call, math.exp, string.rep, struct.pack, struct.unpack
 
 -- Where a book that was read has what: whether it was changed is first, and of a budget what is used and since when

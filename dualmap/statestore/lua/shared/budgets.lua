@@ -11,6 +11,7 @@ local part_of, want, divided = allotments.part_of, allotments.want, allotments.d
 local BUDGETS, KINDS, kept = books.BUDGETS, books.KINDS, books.kept
 local add_name, read_books, packed_doubles = books.add_name, books.read_books, books.packed_doubles
 local utc_month = calendar.utc_month
+local ipairs, tonumber = ipairs, tonumber
 local call, floor, max, gmatch = redis.call, math.floor, math.max, string.gmatch
 local pack, unpack_from = struct.pack, struct.unpack
 
@@ -165,7 +166,7 @@ local function take(book, place, amount, leak, drawn_ms, at_ms)
   if amount < 0 and period == MINUTE then
     used = max(used, (at_ms - since) / 1000 * leak)
   end
-  book[1], book[place + 1], kept.has_changes = true, used > amount and used - amount or 0, true
+  book[1], book[place + 1] = true, used > amount and used - amount or 0
 end
 
 -- Takes what one request gives back. What is not used is left alone.
@@ -193,6 +194,7 @@ local function take_draws(draws, drawn_ms, at_ms)
       place = (place or BUDGETS) + 3
     end
   end
+  kept.has_changes = true
 end
 
 -- Adds the names of the books to which draws are given back at the end of the call.

@@ -2,6 +2,7 @@
 -- call. The only clock is the server's own. ARGV[1] of every script is the time of that clock, in ms, after which the
 -- caller has given the call up: bytes may be held on their way for longer than a caller waits. In memory and in tests
 -- it is '@' and the time to take instead of the clock.
+local tonumber = tonumber
 local call, floor, format, match = redis.call, math.floor, string.format, string.match
 
 -- The reply of a script, which is given the time. 'begins' are the functions by which its modules begin a call.

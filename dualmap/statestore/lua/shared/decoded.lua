@@ -1,3 +1,4 @@
+local pcall, type = pcall, type
 local decode = cjson.decode
 
 -- A table from a text of JSON; nil where there is no text, or no such one, as somebody wrote it by hand.

@@ -6,6 +6,7 @@ local rules = require('rules')
 local complete_instance = records.complete_instance
 local described_text, rest_text = records.described_text, records.rest_text
 local overtaken_tokens, is_calm_with = rules.overtaken_tokens, rules.is_calm
+local ipairs, tonumber, unpack = ipairs, tonumber, unpack
 local call = redis.call
 
 -- Instances that this call has read.

@@ -4,6 +4,7 @@
 -- (statestore/pool/kv_events.py) has a stamp from terms.confirmed on: above all others, and whole; no placement changes
 -- or evicts it. It is closed under prefixes by itself. Where the engine evicts the end of it, the blocks that were
 -- booked behind that end stay, after a gap, and are no hits.
+local tonumber, unpack = tonumber, unpack
 local call, format, sub = redis.call, string.format, string.sub
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 

@@ -1,4 +1,5 @@
 -- Leases of replicas and of the leader.
+local tonumber = tonumber
 local call, format, match = redis.call, string.format, string.match
 
 -- Whether a lease with this end and this length is valid now. One with more than twice its length left was taken before

@@ -1,3 +1,4 @@
+local ipairs, unpack = ipairs, unpack
 local call = redis.call
 
 -- Which instance was last given a sampled prefix: its id by prefix hash. Samples are listed shallowest first. Two

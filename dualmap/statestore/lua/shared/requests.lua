@@ -5,6 +5,7 @@ local records = require('records')
 local rules = require('rules')
 local complete_placed, placed_text = records.complete_placed, records.placed_text
 local count = rules.count
+local type, unpack = type, unpack
 local call = redis.call
 
 -- Where it was placed, and with 'told' what its replica told of it; nil where there is no such request, and then

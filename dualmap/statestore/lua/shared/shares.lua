@@ -4,6 +4,7 @@ local books = require('shared.books')
 local SENT, GIVEN, WEIGHT = books.SENT, books.GIVEN, books.WEIGHT
 local SEEN, HELD, RAISED = books.SEEN, books.HELD, books.RAISED
 local kept, add_tenant, left_after, read_books = books.kept, books.add_tenant, books.left_after, books.read_books
+local ipairs, unpack = ipairs, unpack
 local call, format, ceil, log, max, min = redis.call, string.format, math.ceil, math.log, math.max, math.min
 
 local SEEN_EVERY_MS = 1000
@@ -29,10 +30,10 @@ local function level_of(book, weight, instances)
 end
 
 local function enter_work(book, sent, given, held)
-  book[1], book[SENT], book[GIVEN], kept.given = true, book[SENT] + sent, book[GIVEN] + given, kept.given + given
-  held = max(-book[HELD], held) -- what is not in the book cannot be freed
-  book[HELD], kept.held = book[HELD] + held, max(0, kept.held + held)
-  kept.has_changes, kept.has_sums = true, true
+  local held_before = book[HELD]
+  held = max(-held_before, held) -- what is not in the book cannot be freed
+  book[1], book[SENT], book[GIVEN], book[HELD] = true, book[SENT] + sent, book[GIVEN] + given, held_before + held
+  kept.given, kept.held, kept.has_sums, kept.has_changes = kept.given + given, max(0, kept.held + held), true, true
 end
 
 -- Enters what a placement of a tenant sent, and gave at once, the part of an instance's memory that it then holds, and

@@ -2,6 +2,7 @@
 -- UTC has the sums by account.
 local calendar = require('shared.calendar')
 local utc_day = calendar.utc_day
+local ipairs, unpack = ipairs, unpack
 local call, byte, format, match, sub = redis.call, string.byte, string.format, string.match, string.sub
 local pack, unpack_from = struct.pack, struct.unpack
 
