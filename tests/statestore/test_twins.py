@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -18,15 +19,17 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg, serves
+from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.allotments import in_force
 from dualmap.scheduling.tenants.budgets import KINDS
-from dualmap.statestore.keys import PoolKeys
+from dualmap.scheduling.tenants.shares import grown
+from dualmap.statestore.keys import KEY_NAMES, PoolKeys
 from dualmap.statestore.leases import lease_runs
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool.codec import BUDGET, WORK, budget_used, period_at
 from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.pool.usage import day_of
-from dualmap.statestore.records import listed_as
+from dualmap.statestore.records import InstanceRecord, listed_as
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from tests.statestore.samples import DEADLINE, SCHEDULING, HandClock, chain, finish, first_token, instance, place
@@ -143,6 +146,50 @@ def test_the_part_of_a_divided_budget_is_the_same_in_both(server_url: str) -> No
     found = said_in_lua(server_url, f"(loaded['shared.allotments'].part_of({text}, c, 0))", cases)
 
     assert found == [in_force(*each) for each in cases]
+
+
+def test_work_decays_and_held_memory_adds_to_it_in_both(server_url: str) -> None:
+    rng = random.Random(8)
+    cases = [(rng.uniform(0.0, 90.0), rng.choice((0.0, rng.random())), rng.randrange(200_000)) for _ in range(CASES)]
+    text = f"struct.pack('{WORK.format}', 0, a, {NOW_MS}, 1, {NOW_MS}, b, 0)"
+    book = f"""(function()
+      redis.call('HSET', KEYS[1] .. '{KEY_NAMES["books"]}', 'acme', {text})
+      local books = loaded['shared.books']
+      books.begin()
+      books.read_books({{ 'acme' }}, {NOW_MS} + c)
+      return books.kept.books.acme[books.GIVEN]
+    end)()"""
+
+    found = said_in_lua(server_url, book, cases)
+
+    assert found == pytest.approx([grown(work_s, held, NOW_MS, NOW_MS + ms) for work_s, held, ms in cases], rel=1e-9)
+
+
+@pytest.mark.parametrize("stamp", ["work_since_ms", "running_since_ms"])
+def test_work_begins_in_both(server_url: str, stamp: str) -> None:
+    records = [
+        InstanceRecord(
+            "ready", "mixed", 1, 1, 1, 1, 1.0, pending_tokens=pending, deferred_tokens=deferred, running_requests=ran
+        )
+        for pending, deferred, ran in itertools.product((0, 7), (0, 7), (0, 1))
+    ]
+    requests = [
+        StoredRequest("r", "one", "a", state, 1, 5, 9, 3, slo_ms=1, deferred=deferred)
+        for state, deferred in itertools.product(RequestState, (False, True))
+    ]
+    told = {"prompt_tokens": 9, "stored_tokens": 0, "expected_output_tokens": 3}
+    cases = [
+        ({**asdict(record), "id": "a"}, {**asdict(request), "deferred": int(request.deferred), "id": "r", "told": told})
+        for record, request in itertools.product(records, requests)
+    ]
+
+    found = said_in_lua(
+        server_url,
+        f"(function() loaded['shared.requests'].enter(a, b, 1, {NOW_MS}) return a.{stamp} == {NOW_MS} end)()",
+        cases,
+    )
+
+    assert found == [stamp in record.begins(request.counts) for record, request in itertools.product(records, requests)]
 
 
 async def test_a_held_request_is_listed_by_the_script_as_python_lists_it(server_url: str) -> None:

@@ -11,49 +11,54 @@ a translation.
 from __future__ import annotations
 
 from operator import mul
-from typing import NamedTuple
+from typing import Annotated, Final, NamedTuple, get_type_hints
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad
 
 
 class Form(NamedTuple):
-    """Weights of one sum, by feature of an instance and a request."""
+    """Weights of one sum, by feature of an instance and a request. Each is annotated with the part of a cost that
+    people are shown it in."""
 
-    constant: float = 0.0
-    ahead_s: float = 0.0
+    constant: Annotated[float, "work ahead"] = 0.0
+    ahead_s: Annotated[float, "work ahead"] = 0.0
     """Cost of a second of prefill that the request has to wait for: pending less overtaken tokens."""
-    overtaken_s: float = 0.0
+    overtaken_s: Annotated[float, "work it overtakes"] = 0.0
     """Cost of a second of prefill that the request overtakes."""
-    kv_demand: float = 0.0
+    kv_demand: Annotated[float, "KV memory in use"] = 0.0
     """Cost of running contexts that fill the KV memory once."""
-    compute_s: float = 0.0
+    compute_s: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a second of the request's own prefill."""
-    uncached_tokens: float = 0.0
+    uncached_tokens: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a token of the request's own prefill, however fast the instance is."""
-    attention_pairs: float = 0.0
+    attention_pairs: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a pair of an uncached token and a token before it."""
-    crowded_compute_s: float = 0.0
+    crowded_compute_s: Annotated[float, "own prefill, weighed by KV memory in use"] = 0.0
     """Cost of a second of own prefill, times running contexts in multiples of the KV memory."""
-    stall_s: float = 0.0
+    stall_s: Annotated[float, "work ahead"] = 0.0
     """Cost of a second of a decode stall (``stall_from_s``)."""
-    progress_s: float = 0.0
+    progress_s: Annotated[float, "work ahead"] = 0.0
     """Cost of a second for which the prefill under way has run. Pending tokens are released when a prefill ends, so in
     its middle they overstate the wait. Once the prefill is overdue by a decode stall, the feature falls with each
     further second and becomes negative: what a hung engine was sent is no progress."""
-    running_share: float = 0.0
+    running_share: Annotated[float, "other running requests"] = 0.0
     """Cost of a running request, as a share of the most that may run."""
-    decoding_compute_s: float = 0.0
+    decoding_compute_s: Annotated[float, "own prefill, weighed by running requests"] = 0.0
     """Cost of a second of own prefill, times running requests: the time that all answers together would wait for it."""
-    prompt_tokens: float = 0.0
+    prompt_tokens: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a token of the prompt, cached or not."""
-    hot_compute_s: float = 0.0
+    hot_compute_s: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a second of the request's own prefill that belongs to its hot prefix."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
         total: float = sum(map(mul, self, features))
         return total
+
+
+PARTS: Final = {name: hint.__metadata__[0] for name, hint in get_type_hints(Form, include_extras=True).items()}
+"""The part of a cost, in words, that each feature belongs to."""
 
 
 class Weights(NamedTuple):

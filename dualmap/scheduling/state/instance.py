@@ -107,7 +107,7 @@ class LiveCounts:
         default=0,
     )
     queued_requests: int = documented("requests that are held for it", default=0)
-    running_requests: int = documented("requests that are dispatched, in prefill or in decode", default=0)
+    running_requests: int = documented("requests that are dispatched and unfinished", default=0)
     yielding_tokens: int = documented(
         "of held requests that are not deferred and are of a band above the lowest: those of that one do not wait for"
         " them",

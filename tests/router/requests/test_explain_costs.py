@@ -6,15 +6,8 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.requests.explain_costs import PARTS
-from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.settings import SchedulingSettings
 from tests.router import tools
-
-
-def test_every_feature_of_a_cost_belongs_to_one_part() -> None:
-    named = [name for names in PARTS.values() for name in names]
-    assert sorted(named) == sorted([*Form._fields, "missed"])
 
 
 @pytest.fixture

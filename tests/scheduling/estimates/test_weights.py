@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.ttft import expected_ttft_s
-from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, attention_pairs, features_of
+from dualmap.scheduling.estimates.weights import PARTS, PLAIN_TTFT, Form, Weights, attention_pairs, features_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad
 
@@ -36,6 +36,10 @@ def test_features_are_seconds_of_the_instance_s_own_prefill(load: Load) -> None:
         progress_s=1.0,
         prompt_tokens=1000,
     )
+
+
+def test_every_feature_belongs_to_a_part_of_a_cost() -> None:
+    assert [*PARTS] == [*Form._fields]
 
 
 @pytest.mark.parametrize(("hot_tokens", "hot_compute_s"), [(0, 0.0), (600, 0.0), (700, 0.05), (1000, 0.2)])
