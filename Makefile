@@ -7,7 +7,7 @@ test check:
 	scripts/test
 
 coverage: # all tests, and fails where they cover less of the branches than they did
-	scripts/test --cov --cov-report=term --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	scripts/test --cov --cov-report=term --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 format:
 	scripts/with test ruff check --fix .
