@@ -32,4 +32,4 @@ def test_the_path_of_a_request_is_told_by_module(options: tuple[str, ...]) -> No
         assert {"router.http.client", "router.http.upstream", "statestore.redis.wire"} < {name for *_, name in rows}
         figures.append((modules, calls, changes))
     assert all(written < settled for written, settled in zip(*figures, strict=True))
-    assert "router.http.exchange" not in until_written and "router.http.exchange" in until_settled
+    assert "router.answers.machine" not in until_written and "router.answers.machine" in until_settled

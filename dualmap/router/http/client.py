@@ -34,7 +34,7 @@ from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientReq
 from dualmap.scheduling.request.outcome import Outcome
 
 if TYPE_CHECKING:
-    from dualmap.router.http.relayed_answer import RelayedAnswer
+    from dualmap.router.http.answer_driver import AnswerDriver
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class ClientConnection(asyncio.Protocol):
         self._lingering = False
         self._probes: DepartureProbes | None = None
         self._cut: RouterError | None = None
-        self._lent_to: RelayedAnswer | None = None
+        self._lent_to: AnswerDriver | None = None
         self.file = -1
         # Attributes of the present answer (see Downstream):
         self._keep_alive = True
@@ -397,7 +397,7 @@ class ClientConnection(asyncio.Protocol):
     def may_lend(self) -> bool:
         return self._writable and not self._closing and self._transport.get_write_buffer_size() == 0
 
-    def lend(self, to: RelayedAnswer) -> None:
+    def lend(self, to: AnswerDriver) -> None:
         self._lent_to = to
 
     def end_loan(self) -> None:

@@ -9,7 +9,7 @@ from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import Header
 
 if TYPE_CHECKING:
-    from dualmap.router.http.relayed_answer import RelayedAnswer
+    from dualmap.router.http.answer_driver import AnswerDriver
 
 
 class ByteSource(Protocol):
@@ -43,6 +43,8 @@ class Downstream(Protocol):
     """The head is written: the answer can no longer become another one."""
     gone: bool
     """The client has disconnected."""
+    between_events: bool
+    """Its stream was behind a whole event when an instance failed it: while it has no source, comments probe it."""
     file: int
     """Descriptor of a plain connection to the client, to which bytes go as they are; else -1."""
 
@@ -67,39 +69,18 @@ class Downstream(Protocol):
     def abort(self) -> None:
         """Break the connection, so that the client notices that the answer is not whole."""
 
+    def cut_off(self, error: RouterError) -> bool:
+        """End the present answer with an error; False if there is none."""
+
     def break_off(self, last_words: bytes) -> None:
         """Send ``last_words``, then close without the end that the framing announced."""
 
     def may_lend(self) -> bool:
         """Whether another one may write to ``file`` now: nothing is waiting to be sent."""
 
-    def lend(self, to: RelayedAnswer) -> None:
+    def lend(self, to: AnswerDriver) -> None:
         """``to`` writes from here on, and ends the loan. It is told to take the answer back before anything else is
         written, and when the connection is lost."""
 
     def end_loan(self) -> None:
         """The loan is over."""
-
-
-class NotLent:
-    """The part of a ``Downstream`` to which the router alone writes."""
-
-    file = -1
-
-    def may_lend(self) -> bool:
-        return False
-
-    def lend(self, to: RelayedAnswer) -> None:
-        raise NotImplementedError("the router alone writes to it")
-
-    def end_loan(self) -> None: ...
-
-
-class ClientDownstream(Downstream, Protocol):
-    """The client's own connection."""
-
-    between_events: bool
-    """Its stream was behind a whole event when an instance failed it: while it has no source, comments probe it."""
-
-    def cut_off(self, error: RouterError) -> bool:
-        """End the present answer with an error; False if there is none."""

@@ -14,7 +14,9 @@ from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.answers.checks import ABORTED
 from dualmap.router.answers.continued_answer import ContinuedAnswer, comment_on, ending_events
 from dualmap.router.answers.continued_response import ContinuedResponse
+from dualmap.router.answers.head import ErrorAnswer
 from dualmap.router.answers.kept_stream import KeptStream, without_ids
+from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.answers.rest import (
     CannotContinueError,
     Measured,
@@ -26,6 +28,7 @@ from dualmap.router.answers.rest import (
     rest_of,
     wants_usage,
 )
+from dualmap.router.answers.result import AnswerResult, Refusals, usage_in
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import Ending, event_object
 from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
@@ -38,22 +41,20 @@ from dualmap.router.http.added_fields import (
     id_field,
 )
 from dualmap.router.http.admission import mint_request_id, read_request_id
+from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
 from dualmap.router.http.body_rules import apply_body_rules
-from dualmap.router.http.continuation import Continuation
 from dualmap.router.http.continued_chat import measure_rest
-from dualmap.router.http.downstream import ClientDownstream, Downstream
-from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
-from dualmap.router.http.heads import Header, response_head
-from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.downstream import Downstream
+from dualmap.router.http.heads import Header
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
+from dualmap.router.http.parts import FirstPart, LaterPart, Part
 from dualmap.router.http.paths import ABORT_PATH
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.reading import read_so_far
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
+from dualmap.router.http.sending import Abandoned, Sender, Sending
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.usage_requests import AS_SENT
@@ -62,7 +63,6 @@ from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSE
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
-from dualmap.scheduling.request.answers import Verdict, is_server_fault
 from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -80,7 +80,7 @@ a busy engine puts several tokens into an event: it is worth a wait."""
 _log = logging.getLogger(__name__)
 
 
-async def serve_inference(request: ClientRequest, downstream: ClientDownstream, plane: DataPlane) -> None:
+async def serve_inference(request: ClientRequest, downstream: Downstream, plane: DataPlane) -> None:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id() if sent_id is None else read_request_id(sent_id.decode("latin-1"))
@@ -107,8 +107,8 @@ async def serve_inference(request: ClientRequest, downstream: ClientDownstream, 
         request_id = placed.request_id if placed is not None else refusal.request_id or request_id
         if refusal.status == 500:
             _log.error("request %s failed inside the router", request_id, exc_info=error)
-        answering = downstream if forwarding is None else forwarding.downstream
-        answering.refuse(refusal, [(b"x-request-id", request_id.encode())])
+        part = FirstPart(downstream) if forwarding is None else forwarding.part
+        part.refuse(refusal, [(b"x-request-id", request_id.encode())])
 
 
 class PlacedRequest(Protocol):
@@ -232,8 +232,6 @@ class _Forwarding:
     _original = b""
     """The client's body, once a request for the rest of its answer has taken its place."""
     _so_far: AnswerSoFar | None = None
-    _exchange: Exchange | None = None
-    """The exchange for its answer, where that may be evicted."""
     _several: SeveralAnswers | None = None
     """The answers of its stream, once they go on by requests of their own."""
     _asks_ids = False
@@ -244,14 +242,15 @@ class _Forwarding:
         request: ClientRequest,
         inference_request: InferenceRequest,
         placed: PlacedRequest,
-        downstream: ClientDownstream,
+        downstream: Downstream,
         plane: DataPlane,
     ) -> None:
         self.request = request
         self._inference_request = inference_request
         self._placed = placed
         self._client = downstream
-        self.downstream: Downstream = downstream
+        self.part: Part = FirstPart(downstream)
+        """What the instance that has the request gives of the client's answer."""
         self.plane = plane
         self._deadline_s = downstream.received_s + plane.settings.total_timeout_s
         how = plane.settings.continue_streams
@@ -279,13 +278,13 @@ class _Forwarding:
                 result = await (
                     self._go_on_each(result) if self._inference_request.answers > 1 else self._go_on(result)
                 )
-            elif result.failure is None and isinstance(self.downstream, Continuation):
-                self.downstream.end()
+            elif result.failure is None:
+                self.part.finish()
             outcome = self._outcome(result)
             if result.failure is None:
                 usage = self._usage_of(result.ending)
         except asyncio.CancelledError:
-            outcome = Outcome.CLIENT_GONE if self.downstream.gone else Outcome.CUT_OFF
+            outcome = Outcome.CLIENT_GONE if self._client.gone else Outcome.CUT_OFF
             usage = self._usage_of(self.sender.left)
             raise
         except RouterError as error:
@@ -296,15 +295,14 @@ class _Forwarding:
                 self._kept.release()
             if self._several is not None:
                 self._several.release()
-            self._exchange = None
             self._placed.finish(outcome, usage, self.sender.counted)
 
-    async def _go_on(self, result: ExchangeResult) -> ExchangeResult:
+    async def _go_on(self, result: AnswerResult) -> AnswerResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""
         while result.kept is not None and result.failure is not None:
             if self._is_ended_by_client(result):
                 return await self._end_aborted(result.kept)
-            failure, former = result.failure, self.downstream
+            failure = result.failure
             so_far = await read_so_far(result.kept)
             try:
                 ended = await self._ask_on(so_far, failure)
@@ -313,40 +311,40 @@ class _Forwarding:
                 result = await self._try_until_sent()
             except CannotContinueError as why:
                 self._placed.broke_off(failure)
-                self._end_failed(former, result.kept, so_far, UpstreamError(_not_elsewhere(failure, why)))
-                return ExchangeResult(200, failure=failure)
+                self._end_failed(result.kept, so_far, UpstreamError(_not_elsewhere(failure, why)))
+                return AnswerResult(200, failure=failure)
             except RouterError as error:
-                self._end_failed(self.downstream, result.kept, so_far, error)
-                return ExchangeResult(200, failure=failure)
-            if result.failure is None and isinstance(self.downstream, Continuation):
-                self.downstream.end()
+                self._end_failed(result.kept, so_far, error)
+                return AnswerResult(200, failure=failure)
+            if result.failure is None:
+                self.part.finish()
         return result
 
-    def _is_ended_by_client(self, result: ExchangeResult) -> bool:
+    def _is_ended_by_client(self, result: AnswerResult) -> bool:
         """Whether the instance aborted the answer because its client asked for that: it has not failed."""
-        return self._placed.abort_requested and result.fault is not None and result.fault.kind is FailureKind.ABORTED
+        return self._placed.abort_requested and result.is_aborted
 
-    async def _end_aborted(self, kept: KeptStream) -> ExchangeResult:
+    async def _end_aborted(self, kept: KeptStream) -> AnswerResult:
         """End a stream as its instance does, whose client asked for that."""
-        so_far, former = await read_so_far(kept), self.downstream
-        own = b"" if isinstance(former, Continuation) else kept.failed_by
+        so_far = await read_so_far(kept)
+        own = kept.failed_by if self.part.is_first else b""
         own = without_ids(own) if kept.hides_ids else own
-        Continuation(former).close_stream(
+        LaterPart(self._client).close_stream(
             own + ending_events(self._inference_request.path, so_far, None, shows_usage=False)
         )
-        return ExchangeResult(200, failure=ABORTED)
+        return AnswerResult(200, failure=ABORTED)
 
-    def _end_failed(self, client: Downstream, kept: KeptStream | None, so_far: AnswerSoFar, error: RouterError) -> None:
+    def _end_failed(self, kept: KeptStream | None, so_far: AnswerSoFar, error: RouterError) -> None:
         """End a stream that goes on nowhere. A response that its engine has failed ends by the engine's own event."""
-        last = Continuation(client, so_far=so_far)
+        last = LaterPart(self._client, so_far=so_far)
         own = b"" if kept is None or self._inference_request.path != RESPONSES_PATH else kept.failed_by
         found = event_object(own) or {}
         if found.get("error") or found.get("type") == "response.failed":  # not where it says that it was aborted
-            last.break_off(own)
+            last.break_off(own, between_chunks=True)
         else:
             last.refuse(error)
 
-    async def _go_on_each(self, result: ExchangeResult) -> ExchangeResult:
+    async def _go_on_each(self, result: AnswerResult) -> AnswerResult:
         """The result that the client saw of a stream of several answers that failed after it had begun."""
         assert result.kept is not None
         assert result.failure is not None
@@ -354,7 +352,14 @@ class _Forwarding:
             return await self._end_aborted(result.kept)
         so_far, failure, asked = await read_so_far(result.kept), result.failure, read_json(self.request.body)
         self._inference_request.model_span = None
-        several = self._several = SeveralAnswers(self, self._placed, self._inference_request.path, asked, so_far)
+        several = self._several = SeveralAnswers(
+            self,
+            self._placed,
+            self._inference_request.path,
+            asked,
+            so_far,
+            stops_at_mark=self._inference_request.stops_at_mark,
+        )
         try:
             if self._not_continued or so_far.unfit:
                 raise CannotContinueError(self._not_continued or so_far.unfit)
@@ -362,13 +367,13 @@ class _Forwarding:
         except CannotContinueError as why:
             failure = several.failure or failure
             self._placed.broke_off(failure)
-            Continuation(self.downstream).refuse(UpstreamError(_not_elsewhere(failure, why)))
+            LaterPart(self._client).refuse(UpstreamError(_not_elsewhere(failure, why)))
         except RouterError as error:
             failure = several.failure or failure
-            Continuation(self.downstream).refuse(error)
-        return ExchangeResult(200, failure=failure)
+            LaterPart(self._client).refuse(error)
+        return AnswerResult(200, failure=failure)
 
-    async def _ask_on(self, so_far: AnswerSoFar, failure: InstanceFailure) -> ExchangeResult | None:
+    async def _ask_on(self, so_far: AnswerSoFar, failure: InstanceFailure) -> AnswerResult | None:
         """Place the request for what is missing of an answer. Returns the result where that was its end alone, which
         the client has got.
 
@@ -438,22 +443,22 @@ class _Forwarding:
                 shows_ids=shows_ids,
             )
         self._so_far = so_far
-        self.downstream = Continuation(self.downstream, answer)
+        self.part = part = LaterPart(self._client, answer)
         if self.plane.settings.tell_continuations:
-            self.downstream.comment(comment_on(self._placed.answering_id, so_far.tokens, (rest,)))
+            part.comment(comment_on(self._placed.answering_id, so_far.tokens, (rest,)))
 
-    def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> ExchangeResult:
+    def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> AnswerResult:
         """End a stream of which nothing else is missing."""
-        path, former = self._inference_request.path, self.downstream
-        ended = former.untold_end() if isinstance(former, Continuation) else b""
-        ended = ended or ending_events(path, so_far, over.finish_reason, shows_usage=wants_usage(asked))
-        self.downstream = Continuation(former)
-        self.downstream.close_stream(ended)
-        return ExchangeResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens))
+        ended = self.part.untold_end() or ending_events(
+            self._inference_request.path, so_far, over.finish_reason, shows_usage=wants_usage(asked)
+        )
+        self.part = part = LaterPart(self._client)
+        part.close_stream(ended)
+        return AnswerResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens), began=True)
 
-    async def _try_until_sent(self) -> ExchangeResult:
+    async def _try_until_sent(self) -> AnswerResult:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
-        refusal: ErrorAnswer | None = None
+        refusals: Refusals | None = None
         while True:
             if self._placed.to_send is _WHOLE:
                 result, leg = await self.sender.send(self._to_placed()), None
@@ -462,35 +467,35 @@ class _Forwarding:
             failure = result.failure
             if result.stream_goes_on:
                 self._client.between_events = True
-                self.downstream = Continuation.again(self.downstream)
-            if failure is None or self.downstream.committed:
-                if result.fault is not None and result.kept is None and not self._is_ended_by_client(result):
-                    self._placed.broke_off(result.fault)
+                self.part = self.part.again()
+            if failure is None or self.part.has_begun:
+                if result.kept is None and (fault := result.fault) is not None and not self._is_ended_by_client(result):
+                    self._placed.broke_off(fault)
                 return result
             if self._is_ended_by_client(result):
                 if result.error_answer is None:
                     raise RequestAbortedError(f"request {self._placed.request_id} was ended by {ABORT_PATH}")
                 self.pass_on(result.error_answer)
                 return result
-            if failure.verdict is Verdict.DISPUTED:
-                refusal = result.error_answer or refusal
+            refusals = refusals or Refusals()
+            refusal = refusals.take(result)
             keeps_kv = self._split is not None and self._split.keeps_kv
             try:
                 await self._placed.failed(Failed(failure, overdue=result.overdue, leg=leg, keeps_kv=keeps_kv))
             except RouterError:
-                # An instance's own words say more than the router's: the last one's, or a refusal before it.
-                answer = result.error_answer or refusal
-                if answer is None:
+                # An instance's own words say more than the router's.
+                if refusal is None:
                     raise
-                self.pass_on(answer)
+                self.pass_on(refusal)
                 return result
 
     def _to_placed(self) -> Sending:
         """The whole request, to the instance that it was placed on."""
         placed = self._placed
-        return self.to_client(placed.target, (), placed.first_token, self._is_decoded, placed.sent)
+        use = Use.DECODED if self._is_decoded else Use.CLIENT
+        return self.to_client(placed.target, (), placed.first_token, use, placed.sent)
 
-    async def _try_legs(self) -> tuple[ExchangeResult, Leg | None]:
+    async def _try_legs(self) -> tuple[AnswerResult, Leg | None]:
         """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""
         placed = self._placed
         while placed.to_send is not _WHOLE:
@@ -507,7 +512,7 @@ class _Forwarding:
             await placed.prefill_ended()
         return await self.sender.send(self._to_placed()), None
 
-    def _refused_by_prefill(self, result: ExchangeResult, leg: Leg | None) -> ExchangeResult:
+    def _refused_by_prefill(self, result: AnswerResult, leg: Leg | None) -> AnswerResult:
         """Pass on what a prefill leg was refused with."""
         if leg is Leg.PREFILL and result.failure is None:
             self.pass_on(result.as_error())
@@ -518,9 +523,9 @@ class _Forwarding:
         target: InstanceSpec,
         more: Sequence[bytes],
         on_first_token: Callable[[], None],
-        awaits_output: bool,
+        use: Use,
         on_sent: Callable[[], None] = nothing,
-        abandoned: Abandoned = abort_abandoned,
+        abandoned: Abandoned = AnswerDriver.abort,
         kv_within_s: float | None = None,
     ) -> Sending:
         """The client's request, with these fields, to an instance whose answer it gets; see ``Sending``."""
@@ -528,22 +533,17 @@ class _Forwarding:
         if request.stream and self._may_ask_usage:
             usage = self.plane.usage_requests.next(target.url, is_charged=self._is_charged)
         as_it_came = not (more or usage.requests)
+        part, keep = self.part, None if self._not_continued else self._keep
         return Sending(
             target,
             self.body if as_it_came else partial(self.body, *more, requests_usage=usage.requests),
-            self.downstream,
-            self.fleet_fields,
-            self._begin_answer,
-            on_first_token,
-            request.leaves_usage_open,
-            usage.requests,
-            usage.hides,
-            awaits_output,
-            request.stops_at_mark,
-            kv_within_s,
-            self.answer_exchange,
+            AnswerSpec(part.path, use, usage.hides, request.stops_at_mark, keep),
+            Receiver(part, self.fleet_fields, self._begin_answer, on_first_token, self._may_leave),
             on_sent,
             abandoned,
+            kv_within_s,
+            request.leaves_usage_open,
+            usage.requests,
         )
 
     @property
@@ -584,23 +584,10 @@ class _Forwarding:
         placed = self._placed
         return self.streams and self._is_decoded and placed.connector != "nixl"
 
-    @property
-    def answer_exchange(self) -> Callable[..., Exchange]:
-        """Makes the exchange for the client's answer."""
-        if self._not_continued:
-            return Exchange
-        if self._placed.on_evict is not None:
-            return self._evictable_exchange
-        return partial(KeepingExchange, keep=self._keep, may_leave=self._may_leave)
-
-    def _evictable_exchange(self, *args: Any, **how: Any) -> Exchange:
-        self._exchange = KeepingExchange(*args, keep=self._keep, may_leave=self._may_leave, **how)
-        return self._exchange
-
     def _evict(self, why: str) -> None:
         """Leave the instance for a request of a higher class."""
-        if self._exchange is not None:
-            self._exchange.leave(why, FailureKind.EVICTED)
+        if self._several is None and (driver := self.sender.driver) is not None:
+            driver.leave(why, FailureKind.EVICTED)
 
     async def _may_leave(self) -> bool:
         """Whether another instance could go on with the stream as it is now."""
@@ -676,35 +663,19 @@ class _Forwarding:
         return body_for(self._inference_request, body, self._placed)
 
     def fleet_fields(self) -> list[Header]:
-        return [*fleet_fields(self._placed), *self.downstream.page_fields]
+        return [*fleet_fields(self._placed), *self._client.page_fields]
 
     def pass_on(self, answer: ErrorAnswer) -> None:
         """No instance took the request: the last one's own error says more than the router's would."""
-        fields = [*answer.fields, *self.fleet_fields(), (b"content-length", b"%d" % len(answer.body))]
-        if not self.downstream.keeps_alive():
-            fields.append((b"connection", b"close"))
-        self.downstream.write_head(response_head(answer.status, fields) + answer.body)
+        self.part.pass_on(answer, self.fleet_fields)
 
     # what is counted -----------------------------------------------------------------------------------------
-    def _outcome(self, result: ExchangeResult) -> Outcome:
+    def _outcome(self, result: AnswerResult) -> Outcome:
         if self._placed.abort_requested and self._is_ended_by_client(result):
             return Outcome.CLIENT_GONE
-        if isinstance(self.downstream, Continuation) and self.downstream.failed is not None:
-            return Outcome.UPSTREAM_FAILED
-        if result.cut_off:
-            return Outcome.CUT_OFF
-        failure: InstanceFailure | None = result.failure
-        if failure is not None:
-            timed_out = failure.kind in (FailureKind.TIMEOUT, FailureKind.OVERDUE)
-            return Outcome.TIMED_OUT if timed_out else Outcome.UPSTREAM_FAILED
-        status = result.ending.error_status or result.status
-        if status < 400:
-            return _COMPLETED
-        return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
+        return Outcome.UPSTREAM_FAILED if self.part.failed is not None else result.outcome
 
     def _usage_of(self, ending: Ending) -> Usage | None:
         """The usage of the whole answer; None where its instance has reported none."""
-        if ending.prompt_tokens is None and ending.output_tokens is None:
-            return None
-        usage = Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
-        return self.downstream.count(usage) if isinstance(self.downstream, Continuation) else usage
+        usage = usage_in(ending)
+        return None if usage is None else self.part.count(usage)

@@ -14,10 +14,10 @@ from typing import Any
 
 import orjson
 
+from dualmap.router.answers.failures import never_asked, stuck_transfer
+from dualmap.router.answers.machine import AnswerSpec, Use
+from dualmap.router.answers.result import AnswerResult
 from dualmap.router.http.connectors import layerwise_decode_params
-from dualmap.router.http.exchange_result import ExchangeResult, never_asked, stuck_transfer
-from dualmap.router.http.heads import Header
-from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import params_field, prefill_body
 from dualmap.router.http.sending import Sending
 from dualmap.router.http.split_forward import Forwarding
@@ -36,7 +36,7 @@ class LayerwiseLegs:
         self._forwarding = forwarding
         self._body = forwarding.request.body  # of the prefill leg, which is made when the answer may have begun
 
-    async def run(self) -> ExchangeResult:
+    async def run(self) -> AnswerResult:
         """The result of the decode leg, or that of a prefill leg that ended before it."""
         live = self._live
         call = live.metaserver.expect()
@@ -47,20 +47,19 @@ class LayerwiseLegs:
             if answering.done():
                 return await answering
             if not call.params.done():
-                return ExchangeResult(failure=never_asked(limit_s))
+                return AnswerResult(failure=never_asked(limit_s))
             return await self._prefill(call.params.result(), answering)
         finally:
             live.metaserver.forget(call)
             await _end(answering)
 
-    async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
+    async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[AnswerResult]) -> AnswerResult:
         """Send the prefill leg, and wait for the answer of the decode leg."""
         live, forwarding = self._live, self._forwarding
         params_json = orjson.dumps(params)
         body = prefill_body(forwarding.request.path, self._body, params_json, forwarding.other_fields)
-        sending = Sending(
-            live.target, lambda: body, NO_CLIENT, list[Header], on_sent=live.sent, exchange=PrefillExchange
-        )
+        answer = AnswerSpec(forwarding.request.path, Use.PREFILL)
+        sending = Sending(live.target, lambda: body, answer, on_sent=live.sent)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:
             await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -76,22 +75,22 @@ class LayerwiseLegs:
         finally:
             await _end(prefilling)
 
-    async def _transferred(self, answering: asyncio.Future[ExchangeResult]) -> ExchangeResult:
+    async def _transferred(self, answering: asyncio.Future[AnswerResult]) -> AnswerResult:
         """The prefill leg has ended, so the last of the KV is being sent."""
         limit_s = self._live.kv_within_s
         await asyncio.wait((answering,), timeout=limit_s)
-        if limit_s is None or answering.done() or self._forwarding.downstream.committed:
+        if limit_s is None or answering.done() or self._forwarding.part.has_begun:
             return await answering
-        return ExchangeResult(failure=stuck_transfer(limit_s))
+        return AnswerResult(failure=stuck_transfer(limit_s))
 
-    async def _answer(self, metaserver_url: str) -> ExchangeResult:
+    async def _answer(self, metaserver_url: str) -> AnswerResult:
         forwarding = self._forwarding
         place = params_field(layerwise_decode_params(metaserver_url))
-        sending = forwarding.to_client(self._live.decode_target, (place,), self._live.first_token, awaits_output=True)
+        sending = forwarding.to_client(self._live.decode_target, (place,), self._live.first_token, Use.DECODED)
         return await forwarding.sender.send(sending)
 
 
-async def _end(leg: asyncio.Future[ExchangeResult]) -> None:
+async def _end(leg: asyncio.Future[AnswerResult]) -> None:
     """Abort a leg that is still under way."""
     if not leg.done():
         leg.cancel()

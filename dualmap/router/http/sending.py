@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from dualmap.router.answers.failures import AnswerTimes
+from dualmap.router.answers.machine import AnswerSpec, Use
+from dualmap.router.answers.result import AnswerResult
 from dualmap.router.answers.sse import NO_ENDING
 from dualmap.router.errors import OutOfFilesError
-from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import ExchangeResult, ExchangeTimes
-from dualmap.router.http.heads import Header, fields_for_instance
-from dualmap.router.http.leg_answer import LateAnswer
+from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
+from dualmap.router.http.heads import fields_for_instance
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
@@ -34,42 +34,27 @@ IDLE_DEATH_S: Final = 1.0
 ACCEPTS_S: Final = 0.5
 """Time for a port to take a connection, once it has broken one."""
 
-
-def nothing() -> None: ...
-
-
-Abandoned = Callable[[UpstreamConnection, Exchange], None]
+Abandoned = Callable[[AnswerDriver], None]
 """Closes the connection of a try that was cancelled."""
-
-
-def abort_abandoned(connection: UpstreamConnection, _: Exchange) -> None:
-    connection.abort()
 
 
 @value
 class Sending:
-    """A request to an instance, and who gets the answer; see ``Exchange``."""
+    """A request to an instance, and who gets the answer."""
 
     target: InstanceSpec
     body: Callable[[], list[BodyPart]]
     """Makes the body for every try; it is not kept while the answer is awaited."""
-    downstream: Downstream
-    on_commit: Callable[[], list[Header]]
-    on_begin: Callable[[], None] = nothing
-    on_first_token: Callable[[], None] = nothing
-    leaves_usage_open: bool = False
-    """It is a stream whose client does not say whether it wants the usage."""
-    requests_usage: bool = False
-    hides_usage: bool = False
-    awaits_output: bool = False
-    stops_at_mark: bool = False
-    kv_within_s: float | None = None
-    """Time within which the KV of a decode leg must come, see ``ExchangeTimes``."""
-    exchange: Callable[..., Exchange] = Exchange
+    answer: AnswerSpec
+    receiver: Receiver | None = None
+    """None: no client gets it."""
     on_sent: Callable[[], None] = nothing
-    abandoned: Abandoned = abort_abandoned
-    path: str | None = None
-    """Path to send it to; None: that of the client's request."""
+    abandoned: Abandoned = AnswerDriver.abort
+    kv_within_s: float | None = None
+    """Time within which the KV of a decode leg must come, see ``AnswerTimes``."""
+    leaves_usage_open: bool = False
+    """The answer streams, and the client does not say whether it wants the usage."""
+    requests_usage: bool = False
 
 
 class Sender:
@@ -79,6 +64,8 @@ class Sender:
     """What has come of the client's answer, or of its rest, from all exchanges for it, where its tokens are charged."""
     left = NO_ENDING
     """The findings in an answer that was left before its end."""
+    driver: AnswerDriver | None = None
+    """That of the client's answer, or of a part of it: the last one that was begun."""
 
     def __init__(
         self,
@@ -107,7 +94,7 @@ class Sender:
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization
 
-    async def send(self, sending: Sending) -> ExchangeResult:
+    async def send(self, sending: Sending) -> AnswerResult:
         """The result of one instance. A kept connection that had died is replaced once by a new connection to the same
         instance, without counting as a try."""
         upstreams, url = self._plane.upstreams, sending.target.url
@@ -115,9 +102,9 @@ class Sender:
             connection = upstreams.take_idle(url) or await upstreams.connect(url)
         except ConnectError as error:
             self._plane.usage_requests.restarted(url)
-            return ExchangeResult(failure=error.failure)
+            return AnswerResult(failure=error.failure)
         sent_s = connection.loop.time()
-        result = await self._exchange(sending, connection)
+        result = await self._try(sending, connection)
         if not _broke(result):
             return result
         died_idle = connection.reused and connection.silent and connection.loop.time() - sent_s < IDLE_DEATH_S
@@ -126,8 +113,9 @@ class Sender:
                 connection = await upstreams.connect(url)
             except ConnectError:
                 return result  # the instance itself has died, perhaps while it held the request
-            result = await self._exchange(sending, connection)
-        if not _broke(result) or (sending.downstream.committed and result.kept is None):
+            result = await self._try(sending, connection)
+        begun = sending.receiver is not None and sending.receiver.part.has_begun
+        if not _broke(result) or (begun and result.kept is None):
             return result
         return _still_accepting(result) if await self._accepts(url) else result
 
@@ -141,36 +129,40 @@ class Sender:
         connection.abort()
         return True
 
-    async def _exchange(self, sending: Sending, connection: UpstreamConnection) -> ExchangeResult:
+    async def _try(self, sending: Sending, connection: UpstreamConnection) -> AnswerResult:
         plane, loss_notifier, instance_id = self._plane, self._loss_notifier, sending.target.instance_id
-        exchange = self._start(sending, connection)
+        receiver, driver = sending.receiver, self._start(sending, connection)
+        if receiver is not None:
+            self.driver = driver
         try:
-            plane.deadlines.add(exchange)
-            loss_notifier.watch(instance_id, exchange)
+            plane.deadlines.add(driver)
+            loss_notifier.watch(instance_id, driver)
             sending.on_sent()
-            result = await exchange.done
+            result = await driver.done
         except BaseException:
-            self.left = exchange.left()
+            self.left = driver.so_far()
             if self._counts:
-                self._count(exchange)
-            sending.abandoned(connection, exchange)
+                self._count(driver)
+            sending.abandoned(driver)
             raise
         finally:
-            plane.deadlines.discard(exchange)
-            loss_notifier.unwatch(instance_id, exchange)
-            sending.downstream.set_source(None)
+            plane.deadlines.discard(driver)
+            loss_notifier.unwatch(instance_id, driver)
+            if receiver is not None:
+                receiver.part.release()
         plane.upstreams.release(connection)
         if self._counts:
-            self._count(exchange)
-        self._learn_of_usage(sending, result)
+            self._count(driver)
+        if sending.leaves_usage_open or result.failure is not None or result.sends_usage_unrequested:
+            self._learn_of_usage(sending, result)
         return result
 
-    def _count(self, exchange: Exchange) -> None:
+    def _count(self, driver: AnswerDriver) -> None:
         """Count what has come of an answer, beside what came of it before."""
-        counted = exchange.counted()
+        counted = driver.counted()
         self.counted = counted if self.counted is NOTHING_COUNTED else self.counted + counted
 
-    def _learn_of_usage(self, sending: Sending, result: ExchangeResult) -> None:
+    def _learn_of_usage(self, sending: Sending, result: AnswerResult) -> None:
         """Learn from a stream whether its instance sends usage unrequested."""
         usage, url = self._plane.usage_requests, sending.target.url
         if result.failure is not None:
@@ -178,33 +170,24 @@ class Sender:
                 usage.restarted(url)
         elif result.sends_usage_unrequested:
             usage.saw(url, sends_unrequested=True)
-        elif sending.leaves_usage_open and not sending.requests_usage and result.shows_whole_stream:
+        elif not sending.requests_usage and result.shows_whole_stream:
             usage.saw(url, sends_unrequested=result.ending.prompt_tokens is not None)
 
-    def _start(self, sending: Sending, connection: UpstreamConnection) -> Exchange:
-        """Send the request; the exchange that awaits its answer is made afterwards, so that it delays nothing."""
+    def _start(self, sending: Sending, connection: UpstreamConnection) -> AnswerDriver:
+        """Send the request; the driver that awaits its answer is made afterwards, so that it delays nothing."""
         target, plane, settings = sending.target, self._plane, self._plane.settings
         try:
-            connection.start(self.parts(target.url, target.data_parallel_rank, sending.body(), sending.path))
+            connection.start(self.parts(target.url, target.data_parallel_rank, sending.body(), sending.answer.path))
         except BaseException:
             connection.abort()
             raise
-        limits_s = settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, sending.kv_within_s
-        exchange = sending.exchange(
-            connection,
-            sending.downstream,
-            ExchangeTimes(*limits_s),
-            on_commit=sending.on_commit,
-            on_begin=sending.on_begin,
-            on_first_token=sending.on_first_token,
-            port_refuses=plane.port_checks.refuses,
-            hides_usage=sending.hides_usage,
-            awaits_output=sending.awaits_output,
-            stops_at_mark=sending.stops_at_mark,
-            relay=plane.relay,
+        times = AnswerTimes(
+            settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, sending.kv_within_s
         )
-        connection.answer_to(exchange)
-        return exchange
+        refuses, relay = plane.port_checks.refuses, plane.relay
+        driver = AnswerDriver(connection, sending.answer, sending.receiver, times, port_refuses=refuses, relay=relay)
+        connection.answer_to(driver)
+        return driver
 
     async def ask(self, target: InstanceSpec, path: str, body: bytes, within_s: float) -> bytes | None:
         """Send an instance another request than the client's. Returns the body of its answer; None where it has not
@@ -214,23 +197,24 @@ class Sender:
         try:
             async with asyncio.timeout(within_s):
                 connection = upstreams.take_idle(url) or await upstreams.connect(url)
-                answer = LateAnswer(whole=True)
                 connection.start(self.parts(url, target.data_parallel_rank, [body], path))
-                connection.answer_to(answer)
-                if await answer.done is not None:
+                driver = AnswerDriver(connection, AnswerSpec(path, Use.ASKED))
+                connection.answer_to(driver)
+                result = await driver.done
+                if result.failure is not None:
                     return None
                 upstreams.release(connection)
                 connection = None
-                return answer.body if answer.status == 200 else None
+                return result.body if result.status == 200 else None
         except (ConnectError, OutOfFilesError, TimeoutError):
             return None
         finally:
             if connection is not None:
                 connection.abort()
 
-    def parts(self, url: str, rank: int | None, body: list[BodyPart], path: str | None = None) -> list[BodyPart]:
-        """The request as bytes, its head first, for an instance or for one rank of it. ``path``: another one."""
-        return [self._head(url, rank, sum(map(len, body)), path or self._request.path), *body]
+    def parts(self, url: str, rank: int | None, body: list[BodyPart], path: str) -> list[BodyPart]:
+        """The request as bytes, its head first, for an instance or for one rank of it."""
+        return [self._head(url, rank, sum(map(len, body)), path), *body]
 
     def _head(self, url: str, rank: int | None, body_bytes: int, path: str) -> bytes:
         request, fields = self._request, self._fields
@@ -250,12 +234,12 @@ class Sender:
         )
 
 
-def _broke(result: ExchangeResult) -> bool:
+def _broke(result: AnswerResult) -> bool:
     """Whether the connection broke before the end of the answer."""
     return result.failure is not None and result.failure.kind is _CLOSED
 
 
-def _still_accepting(result: ExchangeResult) -> ExchangeResult:
+def _still_accepting(result: AnswerResult) -> AnswerResult:
     """The result where the port took a connection after it had broken one: something in front of the engine accepts, or
     the engine lives."""
     assert result.failure is not None

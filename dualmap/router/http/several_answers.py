@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from dualmap.router.answers.continued_answer import ContinuedAnswer, comment_on, ending_choice, ending_events
 from dualmap.router.answers.kept_stream import KeptStream
+from dualmap.router.answers.machine import AnswerSpec
 from dualmap.router.answers.rest import (
     CannotContinueError,
     Measured,
@@ -25,20 +26,18 @@ from dualmap.router.answers.rest import (
     rest_of,
     wants_usage,
 )
+from dualmap.router.answers.result import AnswerResult
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import Ending
 from dualmap.router.answers.whole_usage import usage_of
 from dualmap.router.errors import UpstreamError
-from dualmap.router.http.continuation import Continuation, client_of
-from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.exchange_result import ExchangeResult
+from dualmap.router.http.answer_driver import Receiver
 from dualmap.router.http.heads import Header
-from dualmap.router.http.keeping_exchange import KeepingExchange
 from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.parts import LaterPart, Part, SharedPart, SharedStream
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.reading import read_so_far
 from dualmap.router.http.sending import Sender, Sending
-from dualmap.router.http.shared_stream import AnswerInStream, SharedStream
 from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure
@@ -53,7 +52,7 @@ _AS_KNOWN: Final = Measured(context_tokens=1)
 class Forwarding(Protocol):
     """Members of the forwarding that its answers need."""
 
-    downstream: Downstream
+    part: Part
     plane: DataPlane
     sender: Sender
 
@@ -92,7 +91,7 @@ class Placed(Protocol):
 class _BrokenOffError(Exception):
     """The client's stream was ended by an error, or by this replica's end."""
 
-    def __init__(self, result: ExchangeResult, last_words: bytes) -> None:
+    def __init__(self, result: AnswerResult, last_words: bytes) -> None:
         super().__init__()
         self.result = result
         self.last_words = last_words
@@ -102,29 +101,37 @@ class SeveralAnswers:
     """The answers of one stream. The caller must call ``release``."""
 
     def __init__(
-        self, forwarding: Forwarding, placed: Placed, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar
+        self,
+        forwarding: Forwarding,
+        placed: Placed,
+        path: str,
+        asked: Mapping[str, Any],
+        so_far: AnswerSoFar,
+        *,
+        stops_at_mark: bool,
     ) -> None:
-        """``path`` and ``asked``: the client's request; ``so_far``: what it has of the answers."""
+        """``path``, ``asked`` and ``stops_at_mark``: the client's request; ``so_far``: what it has of the answers."""
         self.failure: InstanceFailure | None = None
         """The last failure."""
         self._forwarding = forwarding
         self._placed = placed
         self._path = path
         self._so_far = so_far
+        self._stops_at_mark = stops_at_mark
         self._shows_usage = wants_usage(asked)
         self._shows_ids = asked.get("return_token_ids") is True
         self._answers, self._requests = so_far.answers(), requests_of(asked, len(so_far.answers()))
         self._kept: dict[int, KeptStream] = {}
         self._stream: SharedStream | None = None
 
-    async def go_on(self, failure: InstanceFailure, *, overdue: bool = False) -> ExchangeResult:
+    async def go_on(self, failure: InstanceFailure, *, overdue: bool = False) -> AnswerResult:
         """The result that the client saw.
 
         Raises:
             CannotContinueError: an answer does not go on elsewhere.
             RouterError: no instance takes them, or one has shown that an answer does not go on.
         """
-        client = Continuation(self._forwarding.downstream)
+        client = LaterPart(self._forwarding.part.client)
         while True:
             self.failure = failure
             missing = self._missing(client)
@@ -140,7 +147,7 @@ class SeveralAnswers:
             try:
                 results = await self._send(rests)
             except _BrokenOffError as broken:
-                client.break_off(broken.last_words)
+                client.break_off(broken.last_words, between_chunks=True)
                 return broken.result
             failed = [result for result in results if result.failure is not None]
             if not failed:
@@ -148,19 +155,19 @@ class SeveralAnswers:
             assert failed[0].failure is not None
             failure, overdue = failed[0].failure, any(result.overdue for result in failed)
         if self._stream is not None:
-            client.set_source(None)
+            client.release()
         usage = self._usage()
         client.close_stream(ending_events(self._path, self._so_far, None, shows_usage=self._shows_usage, usage=usage))
         if usage is None:
-            return ExchangeResult(200)
-        return ExchangeResult(200, Ending(usage["prompt_tokens"], None, None, usage["completion_tokens"]))
+            return AnswerResult(200)
+        return AnswerResult(200, Ending(usage["prompt_tokens"], None, None, usage["completion_tokens"]))
 
     def release(self) -> None:
         """Keep nothing any more."""
         for kept in self._kept.values():
             kept.release()
 
-    def _missing(self, client: Continuation) -> list[int]:
+    def _missing(self, client: LaterPart) -> list[int]:
         """The answers of which a part is missing that an instance has to give. An end that is all that is missing is
         sent at once. Raises CannotContinueError."""
         missing = []
@@ -211,11 +218,11 @@ class SeveralAnswers:
         except CannotContinueError as why:
             raise _not_elsewhere(index, why) from why
 
-    async def _send(self, rests: Mapping[int, Rest]) -> list[ExchangeResult]:
+    async def _send(self, rests: Mapping[int, Rest]) -> list[AnswerResult]:
         """The results of all of them, which are sent at once."""
         sent, first_token = _once(self._placed.sent), _once(self._placed.first_token)
         if self._stream is None:
-            self._stream = SharedStream(client_of(self._forwarding.downstream))
+            self._stream = SharedStream(self._forwarding.part.client)
         shared = self._stream
         return await _at_once(self._send_one(shared, index, rest, sent, first_token) for index, rest in rests.items())
 
@@ -226,7 +233,7 @@ class SeveralAnswers:
         rest: Rest,
         sent: Callable[[], None],
         first_token: Callable[[], None],
-    ) -> ExchangeResult:
+    ) -> AnswerResult:
         so_far, forwarding = self._answers[index], self._forwarding
         answer = ContinuedAnswer(
             self._path,
@@ -237,26 +244,23 @@ class SeveralAnswers:
             shows_ids=self._shows_ids,
             index=index,
         )
-        stream = AnswerInStream(shared, answer)
-        keep = partial(self._keep, index, rest)
+        part = SharedPart(shared, answer)
+        spec = AnswerSpec(rest.path, stops_at_mark=self._stops_at_mark, keep=partial(self._keep, index, rest))
         sending = Sending(
             self._placed.target,
             partial(forwarding.body_of, rest.body),
-            stream,
-            forwarding.fleet_fields,
-            on_first_token=first_token,
-            exchange=partial(KeepingExchange, keep=keep, may_leave=self._may_leave),
-            on_sent=sent,
-            path=rest.path,
+            spec,
+            Receiver(part, forwarding.fleet_fields, first_token=first_token, may_leave=self._may_leave),
+            sent,
         )
         result = await forwarding.sender.send(sending)
-        if result.cut_off or shared.is_broken_off:
-            told = result if stream.failed is None else ExchangeResult(200, failure=self.failure)
+        if result.ended_as is not None or shared.is_broken_off:
+            told = result if part.failed is None else AnswerResult(200, failure=self.failure, began=True)
             raise _BrokenOffError(told, shared.last_words or b"")
         if result.kept is not None:
             await read_so_far(result.kept)
         elif result.failure is None:
-            stream.end()
+            part.finish()
             so_far.end(*answer.counted)
         return result
 

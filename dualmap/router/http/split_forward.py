@@ -16,19 +16,18 @@ from typing import Any, Protocol
 
 import orjson
 
+from dualmap.router.answers.head import ErrorAnswer
+from dualmap.router.answers.machine import AnswerSpec, Use
+from dualmap.router.answers.result import AnswerResult
+from dualmap.router.http.answer_driver import AnswerDriver, nothing
 from dualmap.router.http.connectors import PREFILL_PARAMS
-from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import ErrorAnswer, ExchangeResult
-from dualmap.router.http.heads import Header
-from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
 from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.parts import Part
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.sending import Abandoned, Sender, Sending, abort_abandoned, nothing
+from dualmap.router.http.sending import Abandoned, Sender, Sending
 from dualmap.router.http.transfers import Try
-from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.request.machine import DecodeLeg
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
@@ -43,7 +42,7 @@ class Forwarding(Protocol):
     """Members of the forwarding that the legs of a split request need."""
 
     request: ClientRequest
-    downstream: Downstream
+    part: Part
     plane: DataPlane
     sender: Sender
 
@@ -57,9 +56,9 @@ class Forwarding(Protocol):
         target: InstanceSpec,
         more: Sequence[bytes],
         on_first_token: Callable[[], None],
-        awaits_output: bool,
+        use: Use,
         on_sent: Callable[[], None] = nothing,
-        abandoned: Abandoned = abort_abandoned,
+        abandoned: Abandoned = AnswerDriver.abort,
         kv_within_s: float | None = None,
     ) -> Sending: ...
 
@@ -86,17 +85,15 @@ class SplitLegs:
         """Whether KV is staged that another decoder could take."""
         return self._staged_body is not None
 
-    async def prefill(self) -> ExchangeResult:
+    async def prefill(self) -> AnswerResult:
         """Send the prefill leg. Without a failure, its answer is in the result."""
         result = await self._forwarding.sender.send(
             Sending(
                 self._live.target,
                 self._prefill_body,
-                NO_CLIENT,
-                list[Header],
+                AnswerSpec(self._forwarding.request.path, Use.PREFILL),
                 on_sent=self._live.sent,
                 abandoned=self._prefill_abandoned,
-                exchange=PrefillExchange,
             )
         )
         if result.failure is not None or result.status >= 400:
@@ -105,7 +102,7 @@ class SplitLegs:
             params = transfer_params(result.body)
         except ValueError as error:
             detail = f"the prefill leg's answer is no completion: {error}"
-            return ExchangeResult(failure=InstanceFailure(FailureKind.PROTOCOL, detail))
+            return AnswerResult(failure=InstanceFailure(FailureKind.PROTOCOL, detail))
         if params is None:
             self._live.pool.metrics.unstaged.inc()
         else:
@@ -113,14 +110,14 @@ class SplitLegs:
             self._staged_body = self._forwarding.body(*self._takes_over)
         return result
 
-    async def decode(self) -> ExchangeResult:
+    async def decode(self) -> AnswerResult:
         """Send the decode leg, whose answer goes to the client."""
         forwarding, self._decode = self._forwarding, self._live.machine.decode
         sending = forwarding.to_client(
             self._live.decode_target,
             self._takes_over if self._staged_body is not None else (),
             self._first_token,
-            awaits_output=True,
+            Use.DECODED,
             on_sent=self._live.sent,
             abandoned=self._abandoned,
             kv_within_s=self._live.kv_within_s,
@@ -148,9 +145,9 @@ class SplitLegs:
         self._live.first_token()
 
     # the client has left -------------------------------------------------------------------------------------
-    def _prefill_abandoned(self, connection: UpstreamConnection, exchange: Exchange) -> None:
+    def _prefill_abandoned(self, leg: AnswerDriver) -> None:
         """The prefill leg was sent, and may have been answered."""
-        begun, request_body = exchange.held_body(), self._forwarding.body()
+        request_body = self._forwarding.body()
 
         def staged(body: bytes) -> Callable[[], list[Try]] | None:
             try:
@@ -162,15 +159,15 @@ class SplitLegs:
             self._live.pool.metrics.freed.inc()
             return self._freeing(request_body, params)
 
-        self._forwarding.plane.transfers.free_late(connection, begun, staged)
+        self._forwarding.plane.transfers.free_late(leg, staged)
 
-    def _abandoned(self, connection: UpstreamConnection, _: Exchange) -> None:
+    def _abandoned(self, leg: AnswerDriver) -> None:
         """The decode leg was sent. It takes the KV over before it is closed."""
         if self._staged_body is None:
-            connection.abort()
+            leg.abort()
         else:
             self._live.pool.metrics.freed.inc()
-            self._forwarding.plane.transfers.wait_out(connection, self._freeing(self._staged_body))
+            self._forwarding.plane.transfers.wait_out(leg, self._freeing(self._staged_body))
         self._staged_body = None
 
     def _freeing(
@@ -186,7 +183,7 @@ class SplitLegs:
             ready = [view.instances[name] for name in view.of(Leg.DECODE).ready]
             ready.sort(key=lambda spec: (spec.instance_id in failed, spec.instance_id != last_id))
             return [
-                (spec.url, partial(sender.parts, spec.url, spec.data_parallel_rank, [body]))
+                (spec.url, partial(sender.parts, spec.url, spec.data_parallel_rank, [body], path))
                 for spec in ready[:FREEING_TRIES]
             ]
 

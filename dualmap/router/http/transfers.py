@@ -12,9 +12,8 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from dualmap.router.http.leg_answer import LateAnswer
+from dualmap.router.http.answer_driver import AnswerDriver
 from dualmap.router.http.model_field import BodyPart
-from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, UpstreamPool
 
 _log = logging.getLogger(__name__)
@@ -48,17 +47,17 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def wait_out(self, connection: UpstreamConnection, tries: Callable[[], Sequence[Try]]) -> None:
+    def wait_out(self, leg: AnswerDriver, tries: Callable[[], Sequence[Try]]) -> None:
         """A decode leg was sent, and its client has left: close its connection once its first token has come, since
         the decoder has the KV then. The head of a stream may come before. If it fails, ``free`` follows."""
-        if not self._start(self._await_first_bytes(connection, tries)):
-            connection.abort()
+        if not self._start(self._await_first_token(leg, tries)):
+            leg.abort()
 
-    def free_late(self, connection: UpstreamConnection, begun: bytes, staged: Staged) -> None:
+    def free_late(self, leg: AnswerDriver, staged: Staged) -> None:
         """A prefill leg was sent, and its client has left: free what it stages before it can be stopped. Only its
-        answer says what that is; ``begun`` has come of its body."""
-        if not self._start(self._await_late_answer(connection, begun, staged)):
-            connection.abort()
+        answer says what that is."""
+        if not self._start(self._await_late_answer(leg, staged)):
+            leg.abort()
 
     def free(self, tries: Callable[[], Sequence[Try]]) -> None:
         """No decode leg took the KV over: try these, which have no client, until one does. They are made again after a
@@ -75,29 +74,27 @@ class Transfers:
         task.add_done_callback(self._tasks.discard)
         return True
 
-    async def _await_first_bytes(self, connection: UpstreamConnection, tries: Callable[[], Sequence[Try]]) -> None:
-        sink, failure = LateAnswer(whole=False), None
-        connection.redirect(sink)
+    async def _await_first_token(self, leg: AnswerDriver, tries: Callable[[], Sequence[Try]]) -> None:
+        done, result = leg.go_on_alone(), None
         try:
             async with asyncio.timeout(FREE_WITHIN_S):
-                failure = await sink.done
+                result = await done
         except TimeoutError:
             _log.warning("a decode leg without a client did not begin its answer within %g s", FREE_WITHIN_S)
         finally:
-            connection.abort()
-        if failure is not None:
+            leg.abort()
+        if result is not None and (result.failure is not None or result.status >= 400):
             await self._free(tries)
 
-    async def _await_late_answer(self, connection: UpstreamConnection, begun: bytes, staged: Staged) -> None:
-        sink = LateAnswer(whole=True, begun=begun)
-        connection.redirect(sink)
+    async def _await_late_answer(self, leg: AnswerDriver, staged: Staged) -> None:
+        done = leg.go_on_alone()
         try:
-            await asyncio.wait({sink.done}, timeout=PREFILL_WITHIN_S)
-            if not sink.done.done() and connection.end_writing():
-                await asyncio.wait({sink.done}, timeout=PREFILL_WITHIN_S)
+            await asyncio.wait({done}, timeout=PREFILL_WITHIN_S)
+            if not done.done() and leg.connection.end_writing():
+                await asyncio.wait({done}, timeout=PREFILL_WITHIN_S)
         finally:
-            connection.abort()
-        if (tries := staged(sink.body)) is not None:
+            leg.abort()
+        if (tries := staged(leg.machine.held_body)) is not None:
             await self._free(tries)
 
     async def _free(self, tries: Callable[[], Sequence[Try]]) -> None:
@@ -114,12 +111,13 @@ class Transfers:
 
     async def _send(self, url: str, parts: Callable[[], list[BodyPart]]) -> bool:
         """Whether there is nothing more to try: it was taken over, or is refused everywhere."""
-        sink, connection = LateAnswer(whole=True), None
+        connection = None
         try:
             connection = await self._upstreams.connect(url)
             connection.start(parts())
-            connection.answer_to(sink)
-            failure = await sink.done
+            driver = AnswerDriver(connection)
+            connection.answer_to(driver)
+            result = await driver.done
         except ConnectError:
             return False
         except BaseException:
@@ -127,7 +125,7 @@ class Transfers:
                 connection.abort()
             raise
         self._upstreams.release(connection)
-        return failure is None and sink.status < 500
+        return result.is_from_instance and result.status < 500
 
     def close(self) -> None:
         for task in self._tasks:

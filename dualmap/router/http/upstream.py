@@ -6,18 +6,17 @@ import asyncio
 import fcntl
 import termios
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
+from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.errors import RouterError
 from dualmap.router.http.heads import Header
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
-from dualmap.scheduling.values import value
 
 if TYPE_CHECKING:
-    from dualmap.router.http.relayed_answer import RelayedAnswer
+    from dualmap.router.http.answer_driver import AnswerDriver
 
 MAX_HEAD_BYTES: Final = 64 << 10
 """Largest head of an answer, largest trailer and largest extension of a chunk; a longer one is the instance's fault."""
@@ -25,17 +24,9 @@ MAX_HEAD_BYTES: Final = 64 << 10
 _NOTHING_UNREAD: Final = bytes(4)
 
 _HEAD_END: Final = b"\r\n\r\n"
+_HEAD_END_BYTES: Final = len(_HEAD_END)
 _LINE_ENDS: Final = b"\r\n"
 """The parser skips these between answers and says nothing."""
-
-
-class Framing(StrEnum):
-    """How an answer's end is marked."""
-
-    LENGTH = "length"
-    CHUNKED = "chunked"
-    UNTIL_CLOSE = "until_close"
-    EMPTY = "empty"
 
 
 _CLOSED: Final = FailureKind.CLOSED
@@ -43,16 +34,6 @@ _CHUNKED: Final = Framing.CHUNKED
 _LENGTH: Final = Framing.LENGTH
 _EMPTY: Final = Framing.EMPTY
 _UNTIL_CLOSE: Final = Framing.UNTIL_CLOSE
-
-
-@value
-class AnswerHead:
-    status: int
-    fields: list[Header]
-    framing: Framing
-
-    index: dict[bytes, bytes]
-    """The fields by (lower-case) name."""
 
 
 class AnswerSink(Protocol):
@@ -77,7 +58,7 @@ class AnswerSink(Protocol):
 
 
 class UpstreamConnection(asyncio.Protocol):
-    """One TCP (or TLS) connection to an instance. Owned by the pool while idle, by an exchange while in use."""
+    """One TCP (or TLS) connection to an instance. Owned by the pool while idle, by a try while in use."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -99,7 +80,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._paused = False
-        self.lent_to: RelayedAnswer | None = None
+        self.lent_to: AnswerDriver | None = None
         """The answer that reads instead of the transport."""
         self._reset()
 
@@ -113,7 +94,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Fed to the parser since it last handed over a piece of the body."""
         self._complete = False
         self._keep_alive = False
-        self.offer: RelayedAnswer | None = None
+        self.offer: AnswerDriver | None = None
         """Gets the next bytes that begin a chunk, if it wants them."""
         self._ends_line = False
         """The last bytes, of an answer that is offered, ended a line."""
@@ -218,7 +199,7 @@ class UpstreamConnection(asyncio.Protocol):
         """Descriptor of a plain connection that is open, else -1."""
         return self._file
 
-    def lend(self, to: RelayedAnswer) -> None:
+    def lend(self, to: AnswerDriver) -> None:
         """``to`` reads from here on."""
         self.lent_to = to
         assert self._transport is not None
@@ -311,10 +292,13 @@ class UpstreamConnection(asyncio.Protocol):
                 self._fail(FailureKind.PROTOCOL, f"the head of the answer is over {MAX_HEAD_BYTES} bytes")
             return
         end = 0
-        for _ in range(self._informational + 1):
+        while buffer[end] in _LINE_ENDS:
+            end += 1
+        end = buffer.index(_HEAD_END, end) + _HEAD_END_BYTES
+        for _ in range(self._informational):
             while buffer[end] in _LINE_ENDS:
                 end += 1
-            end = buffer.index(_HEAD_END, end) + len(_HEAD_END)
+            end = buffer.index(_HEAD_END, end) + _HEAD_END_BYTES
         self._buffer = b""
         sink = self._sink
         assert sink is not None

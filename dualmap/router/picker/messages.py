@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
+from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.errors import (
     HoldTimeoutError,
     QueueFullError,
@@ -60,7 +61,7 @@ _UPSTREAM_OVERFLOW: Final = 1 << 7
 """The bit of Envoy's response flag ``UO``."""
 _SUBSET: Final = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
 _SERVED: Final = "x-gateway-destination-endpoint-served"
-_READ_OF_ANSWERS: Final = frozenset({":status", "content-type", "retry-after"})
+_READ_OF_ANSWERS: Final = frozenset({b":status", b"content-type", b"content-encoding", b"retry-after"})
 _ATTRIBUTES: Final = "envoy.filters.http.ext_proc"
 
 MAX_PIECE_BYTES: Final = 62 << 10
@@ -120,25 +121,16 @@ def client_request(headers: Any) -> ClientRequest:
     return request
 
 
-@dataclass(slots=True)
-class AnswerHead:
-    """The fields that are read of the head of an answer."""
-
-    status: int = 0
-    """0 where it has none."""
-    content_type: bytes = b""
-    retry_after: bytes | None = None
-
-
 def answer_head(headers: Any) -> AnswerHead:
-    """The head of an answer. Of several fields of a name the first counts."""
-    found: dict[str, bytes] = {}
+    """The head of an answer, as far as it is read; a status of 0 where it has none. Of several fields of a name the
+    first counts."""
+    found: dict[bytes, bytes] = {}
     for each in headers.headers.headers:
-        name = each.key
+        name = each.key.encode()
         if name in _READ_OF_ANSWERS and name not in found:
             found[name] = each.raw_value or each.value.encode()
-    status = found.get(":status", b"")
-    return AnswerHead(int(status) if status.isdigit() else 0, found.get("content-type", b""), found.get("retry-after"))
+    status = found.pop(b":status", b"")
+    return AnswerHead(int(status) if status.isdigit() else 0, [], Framing.UNTIL_CLOSE, found)
 
 
 def subset_of(message: Any) -> list[str] | None:

@@ -26,7 +26,20 @@ from urllib.parse import unquote
 import orjson
 
 from dualmap.router.answers.checks import retry_after_s
-from dualmap.router.answers.sse import Ending
+from dualmap.router.answers.machine import (
+    AnswerMachine,
+    AnswerSpec,
+    Effects,
+    Event,
+    Finish,
+    FirstToken,
+    Head,
+    Left,
+    Lost,
+    Settle,
+    Use,
+)
+from dualmap.router.answers.result import AnswerResult, usage_in
 from dualmap.router.errors import (
     NO_INSTANCE_RETRY_S,
     BodyTooLargeError,
@@ -40,7 +53,6 @@ from dualmap.router.errors import (
 )
 from dualmap.router.http.admission import find_caller, mint_request_id, read_request_id, wait_for_caller
 from dualmap.router.http.body_rules import apply_body_rules
-from dualmap.router.http.exchange_result import ExchangeResult, is_retried
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.heads import Header
 from dualmap.router.http.long_bodies import read_at_once
@@ -49,7 +61,6 @@ from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker import messages
 from dualmap.router.picker.addresses import Addresses, UnknownAddressError, literal
-from dualmap.router.picker.answer_watch import AnswerWatch
 from dualmap.router.picker.first_tokens import FirstTokens
 from dualmap.router.picker.grpc_server import LeftError
 from dualmap.router.picker.messages import BodyMode, CodeDetails
@@ -59,7 +70,6 @@ from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
 from dualmap.router.tenants.directory import TenantDirectory, usable_model, usable_models
 from dualmap.runtime.open_files import ShortageLog
-from dualmap.scheduling.request.answers import is_server_fault
 from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -534,16 +544,15 @@ class _Answer:
         self._stream = stream
         self._picker = picker
         self._live = live
-        self._path = path
         self._mode = mode
         self._choices = choices
-        self._status = 0
-        self._streams = False
-        self._failure: InstanceFailure | None = None
-        """The failure that the head of the answer shows."""
+        self._machine = AnswerMachine(AnswerSpec(path, Use.OBSERVED), 0.0)
+        self._result: AnswerResult | None = None
         self._own = False
         """Envoy made the answer itself, for no fault of an instance."""
-        self._watch: AnswerWatch | None = None
+        self._status = 0
+        self._is_seen = False
+        """The body passes here."""
         self.whole = False
         """The answer has come to its end."""
 
@@ -554,7 +563,7 @@ class _Answer:
                 case "response_headers":
                     fields = await self._begin(message)
                     self.whole = message.response_headers.end_of_stream
-                    begins = self._streams and self._status < 300 and not self.whole
+                    begins = self._machine.is_events and self._status < 300 and not self.whole
                     self._observes = self._observes and begins
                     if self._is_told and begins:
                         self._report_to = self._picker.first_tokens.expect(self._first_token_reported)
@@ -567,8 +576,8 @@ class _Answer:
                     if self._observes:
                         self._observes = False
                         self._picker.observed(came=True)
-                    if self._watch is not None:
-                        self._watch.feed(part.body)
+                    if self._is_seen:
+                        self._pass(part.body)
                     await self._give_back(part)
                 case "response_trailers":
                     self.whole = True
@@ -597,22 +606,21 @@ class _Answer:
         """Take in the head of the answer; returns the fields that it gets."""
         live, head = self._live, messages.answer_head(message.response_headers)
         served, details = messages.served_by(message)
-        self._status = head.status
-        self._streams = head.content_type.lower().startswith(b"text/event-stream")
         if served and live.to_send is Leg.WHOLE:
             target = self._choices.get(served)
             if target is None or target.instance_id != live.answering_id:
                 await self._book(served, target)
-        self._failure = failure_of(self._status, details, head.retry_after)
-        self._own = self._failure is None and details.name not in ("", VIA_UPSTREAM)
         if messages.is_overflow(message, details):
             self._picker.overflowed(details)
-        if self._failure is not None:
-            live.broke_off(self._failure)
-        elif not self._streams and not self._own:
-            live.first_token()
-        if self._mode is not BodyMode.NONE or (self._observes and self._streams):
-            self._watch = AnswerWatch(self._path, streamed=self._streams, on_first_token=live.first_token)
+        self._status = head.status
+        if details.name not in ("", VIA_UPSTREAM):
+            failure = failure_of(details)
+            self._own = failure is None
+            if failure is not None:
+                self._report(Lost(failure))
+        elif head.status:
+            self._report(Head(head, pause_s=retry_after_s(head.index.get(b"retry-after"), time.time())))
+            self._is_seen = self._mode is not BodyMode.NONE or (self._observes and self._machine.is_events)
         fields = fleet_fields(live)
         if self._picker.test_headers:
             fields.append((messages.TEST_SERVED, served.encode()))
@@ -635,55 +643,51 @@ class _Answer:
         found = (await self._picker.addresses.having(members, [address]))[address]
         return members[found[0]] if found else None
 
+    def _pass(self, piece: bytes, *, complete: bool = False) -> None:
+        if self._machine.take(piece, [piece], complete) is None:
+            self._carry_out(self._machine.effects)
+
+    def _report(self, event: Event) -> None:
+        self._carry_out(self._machine.on(event, 0.0))
+
+    def _carry_out(self, effects: Effects) -> None:
+        """The gateway itself passes the answer on, so hardly an effect is left to do."""
+        for effect in effects:
+            if isinstance(effect, FirstToken):
+                self._live.first_token()
+            elif isinstance(effect, Finish | Settle):
+                self._result = effect.result
+                if (fault := effect.result.fault) is not None:
+                    self._live.broke_off(fault)
+
     @property
     def shows_end(self) -> bool:
         """All of the answer is known to have passed."""
-        return self.whole or (self._watch is not None and self._watch.shows_end())
+        return self.whole or self._machine.shows_end
 
     def ended(self) -> tuple[Outcome, Usage | None]:
         """How the request ended, as far as the stream shows that, and its usage."""
-        failure, status = self._failure, self._status
-        if failure is not None:
-            return (Outcome.TIMED_OUT if failure.kind is FailureKind.TIMEOUT else _outcome_of(status)), None
-        if status == 0:
-            return Outcome.CLIENT_GONE, None
-        if status >= 400:
-            return (Outcome.REFUSED if self._own else _outcome_of(status)), None
-        if self._watch is None:
-            # The head of an answer that does not stream comes with all of it. Of a stream nothing more is seen.
-            return (Outcome.ENDED if self._streams and not self.whole else Outcome.COMPLETED), None
-        if self._observes:  # nothing of the body has come: its client left before the first token, or it never does
+        if self._own:
+            return (Outcome.REFUSED if self._status >= 400 else Outcome.COMPLETED), None
+        awaits_body = self._observes
+        if awaits_body:  # nothing of it has come: its client left before the first token, or it never does
             self._picker.observed(came=False)
-            return Outcome.ENDED, None
-        if not self.shows_end:
-            return Outcome.CLIENT_GONE, self.usage_so_far()
-        return self._judge_body(self._watch)
+        if self._is_seen and self.whole and not awaits_body:
+            self._pass(b"", complete=True)
+        self._report(Left(is_seen=self._is_seen and not awaits_body, is_whole=self.whole))
+        result = self._result
+        assert result is not None
+        failed = result.failure is not None or result.ending.error_status is not None
+        return result.outcome, None if failed else usage_in(result.ending)
 
     @property
     def counted(self) -> Counted | None:
         """What was seen of the answer; None where it does not pass here."""
-        return None if self._watch is None or self._observes else self._watch.counted()
+        return self._machine.counted() if self._is_seen and not self._observes else None
 
     def usage_so_far(self) -> Usage | None:
         """The usage in what has come of the answer."""
-        return None if self._watch is None else _usage_of(self._watch.left())
-
-    def _judge_body(self, watch: AnswerWatch) -> tuple[Outcome, Usage | None]:
-        ending, failure = watch.end()
-        if failure is not None:
-            self._live.broke_off(failure)
-            return Outcome.UPSTREAM_FAILED, None
-        if ending.error_status is not None:
-            if (fault := ExchangeResult(self._status, ending).fault) is not None:
-                self._live.broke_off(fault)
-            return _outcome_of(ending.error_status), None
-        return Outcome.COMPLETED, _usage_of(ending)
-
-
-def _usage_of(ending: Ending) -> Usage | None:
-    if ending.prompt_tokens is None and ending.output_tokens is None:
-        return None
-    return Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)
+        return usage_in(self._machine.so_far())
 
 
 _RESET: Final = frozenset({"upstream_reset_before_response_started", "upstream_reset_after_response_started"})
@@ -709,13 +713,9 @@ _TIMEOUTS: Final = frozenset(
 nothing of an instance."""
 
 
-def failure_of(status: int, details: CodeDetails, retry_after: bytes | None) -> InstanceFailure | None:
-    """The failure of an instance that the head of an answer shows. ``details`` say how Envoy came to it: an answer of
-    its own is one where it could not reach the instance, lost it, or waited for too long."""
-    if details.name in ("", VIA_UPSTREAM):
-        if not is_retried(status):
-            return None
-        return InstanceFailure(FailureKind.STATUS, "", status, retry_after_s(retry_after, time.time()))
+def failure_of(details: CodeDetails) -> InstanceFailure | None:
+    """The failure of an instance that an answer of Envoy's own shows: it could not reach the instance, lost it, or
+    waited for too long. ``details`` say how Envoy came to it."""
     if details.name in _TIMEOUTS:
         return InstanceFailure(FailureKind.TIMEOUT, details.text)
     if details.name not in _RESET or details.reason in _NEVER_SENT:
@@ -746,8 +746,3 @@ def too_large(limit_bytes: int) -> BodyTooLargeError:
     return BodyTooLargeError(
         f"the body has over {limit_bytes} bytes; send a shorter one, or raise router.max_body_bytes"
     )
-
-
-def _outcome_of(status: int) -> Outcome:
-    """The outcome of an error with this status."""
-    return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR

@@ -231,7 +231,7 @@ class LiveRequest:
 
     @property
     def loss_notifier(self) -> InstanceLossNotifier:
-        """Notifies the exchange that waits for the first byte when its instance is given up."""
+        """Notifies the driver of the answer that waits for the first byte when its instance is given up."""
         return self.pool.loss_notifier
 
     @property

@@ -9,10 +9,10 @@ import pytest
 
 from dualmap.router.answers.continued_answer import ending_events
 from dualmap.router.answers.continued_response import ContinuedResponse
+from dualmap.router.answers.failures import failure_in
 from dualmap.router.answers.rest import CannotContinueError, Over, Rest, rest_of, why_not_continued
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.errors import UpstreamError
-from dualmap.router.http.exchange_result import failure_in
 from dualmap.scheduling.request.outcome import FailureKind
 
 RESPONSE = "/v1/responses"

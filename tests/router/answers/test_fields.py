@@ -8,9 +8,9 @@ import orjson
 import pytest
 
 from dualmap.router.answers.checks import failure_of_object
+from dualmap.router.answers.failures import failure_in
 from dualmap.router.answers.fields import MOST_TOKENS, is_aborted, is_given_back, read_usage, usage_of_answer
 from dualmap.router.answers.sse import event_object, read_ending
-from dualmap.router.http.exchange_result import failure_in
 from dualmap.scheduling.request.outcome import FailureKind, Usage
 
 SCHEMA = {

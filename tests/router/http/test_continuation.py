@@ -9,9 +9,11 @@ import orjson
 import pytest
 
 from dualmap.router.answers.continued_answer import ContinuedAnswer, ending_events
+from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.answers.rest import CannotContinueError, Rest, rest_of
 from dualmap.router.answers.so_far import AnswerSoFar
-from dualmap.router.http.continuation import Continuation
+from dualmap.router.errors import RouterError
+from dualmap.router.http.parts import LaterPart
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
@@ -348,6 +350,20 @@ class Client:
     def break_off(self, last_words: bytes) -> None:
         self.last_words += last_words
 
+    def set_source(self, source: object) -> None: ...
+
+
+class NoSource:
+    """Is never paused."""
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def probe(self) -> None: ...
+
+    def give_up(self, error: RouterError) -> None: ...
+
 
 def continued_answer() -> ContinuedAnswer:
     rest = Rest(CHAT, b"", 4, 10)
@@ -356,10 +372,11 @@ def continued_answer() -> ContinuedAnswer:
 
 def test_an_error_for_the_rest_ends_the_stream_once_in_the_form_of_the_api() -> None:
     client: Any = Client()
-    stream = Continuation(client, continued_answer())
+    part, source = LaterPart(client, continued_answer()), NoSource()
+    body = b'{"error": {"message": "no", "type": "bad_request", "code": 400}}'
 
-    stream.write_head(b'HTTP/1.1 400 Bad\r\n\r\n{"error": {"message": "no", "type": "bad_request", "code": 400}}')
-    stream.end()
+    part.send(AnswerHead(400, [], Framing.LENGTH, {}), list, body, is_bare=True, source=source)
+    part.finish()
 
     error = {"type": "error", "error": {"type": "bad_request", "message": "no"}}
     assert orjson.loads(client.last_words.split(b"data: ")[1]) == error
@@ -371,7 +388,7 @@ def test_no_more_of_a_prompt_is_cached_than_it_has() -> None:
     usage = {"prompt_tokens": 12, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 11}}
     answer = continued_answer()
 
-    counted = Continuation(client, answer).count(Usage(12, 11, 3))
+    counted = LaterPart(client, answer).count(Usage(12, 11, 3))
 
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (8, 8, 7)
     assert answer._counted(usage) == {

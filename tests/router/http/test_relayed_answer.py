@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.answers.machine import Lost
 from dualmap.router.errors import ShuttingDownError
-from dualmap.router.http.keeping_exchange import KeepingExchange
+from dualmap.router.http.answer_driver import AnswerDriver
 from dualmap.router.relay.relay import NATIVE
-from dualmap.scheduling.request.outcome import FailureKind, Outcome
+from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from tests.router.http import kit
 from tests.router.http.kit import Client, Instance, Router, StartInstance, StartRouter, Talk
 
@@ -507,9 +508,9 @@ async def test_a_stream_that_fails_as_its_log_is_full_goes_on_without_a_word_twi
             if has_returned(router, within_s=0.005):
                 returned.append(talk)
                 break
-        (exchange,) = intake.loss_notifier._listeners["i0"]
-        assert isinstance(exchange, KeepingExchange)
-        exchange._lose("it does not answer")
+        (driver,) = intake.loss_notifier._listeners["i0"]
+        assert isinstance(driver, AnswerDriver)
+        driver._report(Lost(InstanceFailure(FailureKind.DOWN, "it does not answer")))
 
     _, _, _, client = await flowing(fills)
     answer = await client.answer()
@@ -546,9 +547,9 @@ async def test_nothing_follows_an_answer_that_ends_as_its_client_is_probed(flowi
         left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
         talk.writer.write(b"".join(map(as_chunk, left)) + b"0\r\n\r\n")
         assert has_returned(router)
-        (exchange,) = intake.loss_notifier._listeners["i0"]
-        assert isinstance(exchange, KeepingExchange)
-        exchange.probe()
+        (driver,) = intake.loss_notifier._listeners["i0"]
+        assert isinstance(driver, AnswerDriver)
+        driver.probe()
 
     _, _, _, client = await flowing(ends)
     answer = await client.answer()
@@ -561,16 +562,16 @@ async def test_nothing_follows_an_answer_that_ends_as_its_client_is_probed(flowi
 async def test_a_stream_of_which_returned_bytes_cannot_be_handled_goes_on_elsewhere(
     flowing: Begun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_it_is = KeepingExchange.body_received
-    failed: list[KeepingExchange] = []
+    as_it_is = AnswerDriver.body_received
+    failed: list[AnswerDriver] = []
 
-    def fail_once(exchange: KeepingExchange, wire: bytes, pieces: list[bytes], complete: bool) -> None:
+    def fail_once(driver: AnswerDriver, wire: bytes, pieces: list[bytes], complete: bool) -> None:
         if not failed and b" word25" in b"".join(pieces):
-            failed.append(exchange)
+            failed.append(driver)
             raise MemoryError
-        as_it_is(exchange, wire, pieces, complete)
+        as_it_is(driver, wire, pieces, complete)
 
-    monkeypatch.setattr(KeepingExchange, "body_received", fail_once)
+    monkeypatch.setattr(AnswerDriver, "body_received", fail_once)
 
     async def goes_on(talk: Talk) -> None:
         for each in events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=False):

@@ -9,15 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.http import transfers as module
+from dualmap.router.http.answer_driver import AnswerDriver
 from dualmap.router.http.deadlines import DeadlineChecks
-from dualmap.router.http.exchange import Exchange
-from dualmap.router.http.exchange_result import ExchangeTimes
-from dualmap.router.http.leg_answer import NO_CLIENT, PrefillExchange
 from dualmap.router.http.leg_bodies import transfer_params
 from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.transfers import Transfers, Try
-from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import UpstreamPool
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, Talk
@@ -40,21 +38,13 @@ async def transfers(upstreams: UpstreamPool) -> AsyncIterator[Transfers]:
     made.close()
 
 
-async def begin(upstreams: UpstreamPool, url: str) -> tuple[UpstreamConnection, Exchange]:
-    """A prefill leg that was sent."""
+async def begin(upstreams: UpstreamPool, url: str, use: Use = Use.PREFILL) -> AnswerDriver:
+    """A leg that was sent."""
     connection = await upstreams.connect(url)
-    leg = PrefillExchange(
-        connection,
-        NO_CLIENT,
-        ExchangeTimes(1e9, 1e9, 1e9),
-        on_commit=list,
-        on_begin=lambda: None,
-        on_first_token=lambda: None,
-        port_refuses=lambda _: False,
-    )
+    leg = AnswerDriver(connection, AnswerSpec("/v1/completions", use))
     connection.start([REQUEST])
     connection.answer_to(leg)
-    return connection, leg
+    return leg
 
 
 class Decoders:
@@ -88,10 +78,10 @@ async def test_what_a_prefill_stages_after_its_client_left_is_taken_over(
         await talk.answer(STAGED)
 
     prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
-    connection, leg = await begin(upstreams, prefiller.url)
+    leg = await begin(upstreams, prefiller.url)
     decoders = Decoders(decoder.url)
 
-    transfers.free_late(connection, leg.held_body(), decoders.staged)
+    transfers.free_late(leg, decoders.staged)
     answer.set()
 
     await kit.eventually(lambda: len(transfers) == 0)
@@ -110,11 +100,11 @@ async def test_an_answer_that_had_begun_is_read_on(
         await talk.send(body[9:])
 
     prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
-    connection, leg = await begin(upstreams, prefiller.url)
+    leg = await begin(upstreams, prefiller.url)
     decoders = Decoders(decoder.url)
-    await kit.eventually(lambda: leg.held_body() == body[:9])
+    await kit.eventually(lambda: leg.machine.held_body == body[:9])
 
-    transfers.free_late(connection, leg.held_body(), decoders.staged)
+    transfers.free_late(leg, decoders.staged)
     rest.set()
 
     await kit.eventually(lambda: len(transfers) == 0)
@@ -132,14 +122,14 @@ async def test_a_prefill_that_takes_long_is_told_to_stop(
         stopped.set()
 
     prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
-    connection, leg = await begin(upstreams, prefiller.url)
+    leg = await begin(upstreams, prefiller.url)
     decoders = Decoders(decoder.url)
 
-    transfers.free_late(connection, leg.held_body(), decoders.staged)
+    transfers.free_late(leg, decoders.staged)
 
     await asyncio.wait_for(stopped.wait(), 60)
     await kit.eventually(lambda: len(transfers) == 0)
-    assert (decoders.told, decoder.talks, connection.closed) == ([b""], [], True)
+    assert (decoders.told, decoder.talks, leg.connection.closed) == ([b""], [], True)
 
 
 async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_taken_over(
@@ -152,9 +142,9 @@ async def test_what_was_staged_just_before_the_instance_was_told_to_stop_is_take
         await talk.answer(STAGED)
 
     prefiller, decoder = await start_instance(prefill), await start_instance(lambda talk: talk.answer())
-    connection, leg = await begin(upstreams, prefiller.url)
+    leg = await begin(upstreams, prefiller.url)
 
-    transfers.free_late(connection, leg.held_body(), Decoders(decoder.url).staged)
+    transfers.free_late(leg, Decoders(decoder.url).staged)
 
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
@@ -164,11 +154,11 @@ async def test_more_than_the_limit_are_closed_at_once(
 ) -> None:
     monkeypatch.setattr(module, "MOST", 0)
     prefiller = await start_instance(lambda talk: talk.until_closed())
-    connection, leg = await begin(upstreams, prefiller.url)
+    leg = await begin(upstreams, prefiller.url)
 
-    transfers.free_late(connection, leg.held_body(), Decoders("").staged)
+    transfers.free_late(leg, Decoders("").staged)
 
-    await kit.eventually(lambda: connection.closed)
+    await kit.eventually(lambda: leg.connection.closed)
 
 
 @pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 500)])
@@ -186,9 +176,9 @@ async def test_a_decode_leg_that_answers_with_an_error_has_taken_nothing_over(
             await talk.answer(error, status=status)
 
     failing, decoder = await start_instance(decode), await start_instance(lambda talk: talk.answer())
-    connection, _ = await begin(upstreams, failing.url)
+    leg = await begin(upstreams, failing.url, Use.DECODED)
 
-    transfers.wait_out(connection, Decoders(decoder.url).tries)
+    transfers.wait_out(leg, Decoders(decoder.url).tries)
 
     await kit.eventually(lambda: len(decoder.talks) == 1)
 
@@ -205,9 +195,9 @@ async def test_a_decode_leg_without_a_client_is_closed_at_its_first_token(
         closed.set()
 
     decoder, other = await start_instance(decode), await start_instance(lambda talk: talk.answer())
-    connection, _ = await begin(upstreams, decoder.url)
+    leg = await begin(upstreams, decoder.url, Use.DECODED)
 
-    transfers.wait_out(connection, Decoders(other.url).tries)
+    transfers.wait_out(leg, Decoders(other.url).tries)
 
     await asyncio.wait_for(closed.wait(), 60)
     await kit.eventually(lambda: len(transfers) == 0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
+from dualmap.router.answers.head import AnswerHead
+from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from dualmap.router.answers.head import AnswerHead
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.deadlines import DeadlineChecks
-from dualmap.router.http.upstream import AnswerHead, UpstreamConnection
+from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.http.upstream_pool import ConnectError, Origin, UpstreamPool, parse_origin
 from dualmap.scheduling.request.outcome import FailureKind
 from tests.router.http import kit

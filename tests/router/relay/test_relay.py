@@ -20,10 +20,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dualmap.router.answers.failures import failure_in
 from dualmap.router.answers.kept_stream import KeptBudget, KeptStream
 from dualmap.router.answers.sse import event_object
 from dualmap.router.answers.usage_remover import UsageRemover
-from dualmap.router.http.exchange_result import failure_in
 from dualmap.router.http.reading import read_so_far
 from dualmap.router.relay.event_log import unpack
 from dualmap.router.relay.relay import EVENTS, HIDE_IDS, HIDE_USAGE, KEEP, MESSAGES, NATIVE, RESPONSES, Relay, Returned

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.exchange import MAX_HELD_BYTES
+from dualmap.router.answers.machine import MAX_HELD_BYTES
 from dualmap.scheduling.request.outcome import FailureKind, Outcome, Usage
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, StartRouter, Talk
@@ -58,7 +58,7 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
 @pytest.fixture
 def begun_stream(fleet: StartFleet, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A stream whose client has its first event, and that says no more until told; short times."""
-    monkeypatch.setattr("dualmap.router.http.exchange.SILENT_S", 0.2)
+    monkeypatch.setattr("dualmap.router.answers.machine.SILENT_S", 0.2)
 
     async def start() -> Any:
         resumed = asyncio.Event()

@@ -305,7 +305,7 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(
 async def test_an_error_answer_that_never_ends_is_not_waited_for(
     fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualmap.router.http.exchange.ERROR_BODY_S", 0.1)
+    monkeypatch.setattr("dualmap.router.answers.machine.ERROR_BODY_S", 0.1)
 
     async def half_an_error(talk: Talk) -> None:
         await talk.send(b"HTTP/1.1 503 X\r\ncontent-length: 100\r\n\r\nhalf")

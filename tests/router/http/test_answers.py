@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.exchange import MAX_HELD_BYTES
+from dualmap.router.answers.machine import MAX_HELD_BYTES
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
 from tests.router.http.kit import Client, Instance, Script, StartInstance, StartRouter, Talk

@@ -1,4 +1,4 @@
-"""What the picker reads of answers that pass it."""
+"""What is read of answers that a gateway passes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import orjson
 import pytest
 
 from dualmap.router.answers.checks import ABORTED
-from dualmap.router.picker.answer_watch import AnswerWatch
+from dualmap.router.answers.head import AnswerHead, Framing
+from dualmap.router.answers.machine import AnswerMachine, AnswerSpec, Finish, Head, Settle, Use
+from dualmap.router.answers.result import AnswerResult
 from dualmap.scheduling.request.charge import Counted
 
+JSON = b"application/json"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
 
@@ -18,17 +21,24 @@ def event(value: Any, name: str = "") -> bytes:
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + orjson.dumps(value) + b"\n\n"
 
 
-def watch(path: str, *pieces: bytes, streamed: bool = True) -> AnswerWatch:
-    made = AnswerWatch(path, streamed=streamed, on_first_token=lambda: None)
+def observed(path: str, *pieces: bytes, kind: bytes = b"text/event-stream") -> AnswerMachine:
+    machine = AnswerMachine(AnswerSpec(path, Use.OBSERVED), 0.0)
+    machine.on(Head(AnswerHead(200, [], Framing.UNTIL_CLOSE, {b"content-type": kind})), 0.0)
     for piece in pieces:
-        made.feed(piece)
-    return made
+        machine.take(piece, [piece])
+    return machine
+
+
+def end(machine: AnswerMachine) -> AnswerResult:
+    machine.take(b"", [], complete=True)
+    (result,) = [effect.result for effect in machine.effects if isinstance(effect, Finish | Settle)]
+    return result
 
 
 def test_events_with_output_are_counted_from_the_first_one_on() -> None:
     role = {"choices": [{"delta": {"role": "assistant"}, "finish_reason": None}]}
     token = {"choices": [{"delta": {"content": 'x finish_reason":null'}, "finish_reason": None}]}
-    made = watch(CHAT, event(role), *[event(token)] * 5, event(token) * 2, b"data: [DONE]\n\n")
+    made = observed(CHAT, event(role), *[event(token)] * 5, event(token) * 2, b"data: [DONE]\n\n")
 
     assert made.counted() == Counted(7)
 
@@ -39,12 +49,13 @@ def test_the_usage_of_a_last_event_that_repeats_a_long_request_is_found(cut: int
     response = {"object": "response", "instructions": "x" * 300_000, "usage": usage, "user": "usage" * 20_000}
     delta = event({"type": "response.output_text.delta", "delta": "x"}, "response.output_text.delta")
     wire = delta * 3000 + event({"type": "response.completed", "response": response}, "response.completed")
-    made = watch(RESPONSES, *[wire[at : at + cut] for at in range(0, len(wire), cut)])
+    made = observed(RESPONSES, *[wire[at : at + cut] for at in range(0, len(wire), cut)])
+    assert made.shows_end
 
-    ending, failure = made.end()
+    result = end(made)
 
-    assert failure is None and made.shows_end()
-    assert (ending.prompt_tokens, ending.output_tokens) == (9000, 50)
+    assert result.fault is None
+    assert (result.ending.prompt_tokens, result.ending.output_tokens) == (9000, 50)
     assert made.counted() == Counted(3000)
 
 
@@ -52,23 +63,23 @@ def test_the_usage_of_a_long_whole_answer_is_found() -> None:
     body = orjson.dumps(
         {"choices": ["x" * 600_000], "usage": {"prompt_tokens": 9}, "prompt_logprobs": ["usage"] * 9000}
     )
-    made = watch(CHAT, *[body[at : at + 60_000] for at in range(0, len(body), 60_000)], streamed=False)
+    made = observed(CHAT, *[body[at : at + 60_000] for at in range(0, len(body), 60_000)], kind=JSON)
 
-    ending, failure = made.end()
+    result = end(made)
 
-    assert (ending.prompt_tokens, failure, made.counted()) == (9, None, Counted(0, len(body)))
+    assert (result.ending.prompt_tokens, result.fault, made.counted()) == (9, None, Counted(0, len(body)))
 
 
 def test_a_whole_message_without_a_reason_was_aborted() -> None:
     message = {"type": "message", "content": [], "usage": {"input_tokens": 3, "output_tokens": 1}}
 
-    assert watch(MESSAGES, orjson.dumps(message), streamed=False).end()[1] is ABORTED
+    assert end(observed(MESSAGES, orjson.dumps(message), kind=JSON)).fault is ABORTED
     whole = {**message, "stop_reason": "end_turn"}
-    assert watch(MESSAGES, orjson.dumps(whole), streamed=False).end()[1] is None
+    assert end(observed(MESSAGES, orjson.dumps(whole), kind=JSON)).fault is None
 
 
 def test_what_a_response_repeats_shows_no_end() -> None:
     response = {"tools": [{"parameters": {"type": "response.completed"}}], "status": "in_progress"}
-    made = watch(RESPONSES, event({"type": "response.created", "response": response}, "response.created"))
+    made = observed(RESPONSES, event({"type": "response.created", "response": response}, "response.created"))
 
-    assert not made.shows_end()
+    assert not made.shows_end

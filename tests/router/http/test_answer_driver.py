@@ -1,4 +1,4 @@
-"""What a leg's exchange holds back, and what it makes of answers that are none."""
+"""What is held back of a leg's answer, and what it makes of answers that are none."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.exchange import MAX_HELD_BYTES, Exchange
-from dualmap.router.http.exchange_result import ExchangeResult, ExchangeTimes
-from dualmap.router.http.leg_answer import NO_CLIENT, NoClient, PrefillExchange
-from dualmap.router.http.upstream import AnswerHead, Framing
+from dualmap.router.answers.head import AnswerHead, Framing
+from dualmap.router.answers.machine import MAX_HELD_BYTES, AnswerSpec, Use
+from dualmap.router.answers.result import AnswerResult
+from dualmap.router.http.answer_driver import AnswerDriver, Receiver
+from dualmap.router.http.parts import FirstPart
 from dualmap.scheduling.request.outcome import FailureKind
-
-FOREVER = ExchangeTimes(1e9, 1e9, 1e9)
 
 
 class Connection:
@@ -30,8 +29,10 @@ class Connection:
         self.aborted = True
 
 
-class Client(NoClient):
+class Client:
     """Keeps what it is sent."""
+
+    path, http_10, bodiless, gone, file = "", False, False, False, -1
 
     def __init__(self) -> None:
         self.committed = False
@@ -44,28 +45,27 @@ class Client(NoClient):
     def write(self, data: bytes) -> None:
         self.body += data
 
+    def keeps_alive(self) -> bool:
+        return True
+
+    def set_source(self, source: object) -> None: ...
+
+    def break_off(self, last_words: bytes) -> None: ...
+
 
 def event(text: str = "", **fields: Any) -> bytes:
     return b"data: " + orjson.dumps({"choices": [{"index": 0, "text": text, **fields}]}) + b"\n\n"
 
 
-def exchange(kind: bytes) -> tuple[Exchange, Client, Connection]:
-    connection, answer = Connection(), Client()
-    made = Exchange(
-        connection,
-        answer,
-        FOREVER,
-        on_commit=list,
-        on_begin=lambda: None,
-        on_first_token=lambda: None,
-        port_refuses=lambda _: False,
-        awaits_output=True,
-    )
+def decoded(kind: bytes) -> tuple[AnswerDriver, Client, Connection]:
+    """The answer of a decode leg, whose head has come."""
+    connection, client = Connection(), Client()
+    made = AnswerDriver(connection, AnswerSpec("", Use.DECODED), Receiver(FirstPart(client)))
     made.head_received(AnswerHead(200, [(b"content-type", kind)], Framing.CHUNKED, {b"content-type": kind}))
-    return made, answer, connection
+    return made, client, connection
 
 
-def receive(made: Exchange, *events: bytes, complete: bool = False) -> ExchangeResult | None:
+def receive(made: AnswerDriver, *events: bytes, complete: bool = False) -> AnswerResult | None:
     for data in events:
         made.body_received(b"%x\r\n%b\r\n" % (len(data), data), [data], False)
     if complete and not made.done.done():
@@ -74,7 +74,7 @@ def receive(made: Exchange, *events: bytes, complete: bool = False) -> ExchangeR
 
 
 async def test_nothing_of_a_stream_is_sent_before_its_first_token() -> None:
-    made, answer, _ = exchange(b"text/event-stream")
+    made, answer, _ = decoded(b"text/event-stream")
 
     receive(made, b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n')
     assert not answer.committed
@@ -94,7 +94,7 @@ async def test_nothing_of_a_stream_is_sent_before_its_first_token() -> None:
     ],
 )
 async def test_a_stream_without_a_token_can_be_answered_by_another(events: list[bytes], kind: FailureKind) -> None:
-    made, answer, _ = exchange(b"text/event-stream")
+    made, answer, _ = decoded(b"text/event-stream")
 
     result = receive(made, *events, complete=True)
 
@@ -113,7 +113,7 @@ async def test_a_stream_without_a_token_can_be_answered_by_another(events: list[
     ],
 )
 async def test_a_plain_answer_that_is_none_can_be_answered_by_another(body: bytes, kind: FailureKind) -> None:
-    made, answer, _ = exchange(b"application/json")
+    made, answer, _ = decoded(b"application/json")
 
     result = receive(made, *([body] if body else []), complete=True)
 
@@ -124,7 +124,7 @@ async def test_a_plain_answer_that_is_none_can_be_answered_by_another(body: byte
 
 
 async def test_an_answer_that_is_given_back_in_mid_stream_does_not_end_as_if_it_were_whole() -> None:
-    made, answer, connection = exchange(b"text/event-stream")
+    made, answer, connection = decoded(b"text/event-stream")
 
     result = receive(made, event("word"), event("", finish_reason="stop", stop_reason="recomputed"), complete=True)
 
@@ -136,7 +136,7 @@ async def test_an_answer_that_is_given_back_in_mid_stream_does_not_end_as_if_it_
 
 
 async def test_what_is_given_back_is_seen_where_two_reads_divide_its_words() -> None:
-    made, _, connection = exchange(b"text/event-stream")
+    made, _, connection = decoded(b"text/event-stream")
     receive(made, event("word"))
     end = event("", finish_reason="stop", stop_reason="recomputed")
     cut = end.index(b"recomputed") + 4
@@ -150,7 +150,7 @@ async def test_what_is_given_back_is_seen_where_two_reads_divide_its_words() -> 
 
 @pytest.mark.parametrize("before", [True, False])
 async def test_a_plain_answer_that_is_too_long_to_be_held_is_given_back_too(before: bool) -> None:
-    made, answer, connection = exchange(b"application/json")
+    made, answer, connection = decoded(b"application/json")
     told, long = b'{"choices":[{"stop_reason":"recomputed"},', b'"' + b"x" * (MAX_HELD_BYTES + 1) + b'"'
 
     result = receive(made, *((told, long) if before else (long, told)), complete=True)
@@ -161,32 +161,24 @@ async def test_a_plain_answer_that_is_too_long_to_be_held_is_given_back_too(befo
     assert answer.committed is not before
 
 
-def prefill_exchange(status: int = 200, kind: bytes = b"application/json") -> PrefillExchange:
-    made = PrefillExchange(
-        Connection(),
-        NO_CLIENT,
-        FOREVER,
-        on_commit=list,
-        on_begin=lambda: None,
-        on_first_token=lambda: None,
-        port_refuses=lambda _: False,
-    )
+def prefill(status: int = 200, kind: bytes = b"application/json") -> AnswerDriver:
+    made = AnswerDriver(Connection(), AnswerSpec("", Use.PREFILL))
     made.head_received(AnswerHead(status, [(b"content-type", kind)], Framing.CHUNKED, {b"content-type": kind}))
     return made
 
 
 async def test_the_answer_of_a_prefill_leg_is_its_result_once_it_is_whole() -> None:
-    made = prefill_exchange()
+    made = prefill()
 
     assert receive(made, b'{"choices":[],') is None
-    assert made.held_body() == b'{"choices":[],'
+    assert made.machine.held_body == b'{"choices":[],'
     result = receive(made, b'"kv_transfer_params":{}}', complete=True)
 
-    assert result == ExchangeResult(200, body=b'{"choices":[],"kv_transfer_params":{}}')
+    assert result == AnswerResult(200, body=b'{"choices":[],"kv_transfer_params":{}}')
 
 
 async def test_what_refuses_a_prefill_leg_is_its_result_and_an_error_for_the_client() -> None:
-    result = receive(prefill_exchange(400), b'{"error":{"code":400}}', complete=True)
+    result = receive(prefill(400), b'{"error":{"code":400}}', complete=True)
 
     assert result is not None and result.failure is None
     assert (result.as_error().status, result.as_error().body) == (400, b'{"error":{"code":400}}')
@@ -204,7 +196,7 @@ async def test_what_refuses_a_prefill_leg_is_its_result_and_an_error_for_the_cli
 async def test_a_prefill_leg_that_has_failed_can_be_tried_elsewhere(
     status: int, kind: bytes, body: bytes, failure: FailureKind
 ) -> None:
-    result = receive(prefill_exchange(status, kind), *([body] if body else []), complete=True)
+    result = receive(prefill(status, kind), *([body] if body else []), complete=True)
 
     assert result is not None and result.failure is not None
     assert result.failure.kind is failure
