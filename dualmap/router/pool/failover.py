@@ -185,12 +185,15 @@ class FailoverPool:
     def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Awaitable[CommitReply]:
         return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
 
-    async def release(self, releases: Sequence[Release]) -> Sequence[Transition]:
+    def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
         """Ends that a local state takes are kept, and told to the store when it is back."""
-        transitions = await self._either(lambda pool: pool.release(releases), None, partial(self._ends_alone, releases))
-        if self._local is None:
-            self._ends.taken(releases)
-        return transitions
+        taken, before_alone = partial(self._trusts_ends, releases), partial(self._ends_alone, releases)
+        return self._either(lambda pool: pool.release(releases), taken, before_alone)
+
+    def _trusts_ends(self, releases: Sequence[Release], _: Sequence[Transition]) -> bool:
+        """Remember what the store took: it may lose that."""
+        self._ends.taken(releases)
+        return True
 
     async def _ends_alone(self, releases: Sequence[Release], local: PoolStore, tried: bool) -> None:
         """Keep the ends that a local state is about to take. The store may have taken them too where it was tried."""
