@@ -99,7 +99,7 @@ class ClusterView:
 
     def stored_name(self, model: str) -> str:
         """The name where only some of the instances serve it, else "": what a request for it says to the store."""
-        return "" if self.serving(model) is self else model
+        return "" if self.is_uniform or self.serving(model) is self else model
 
     def _group(self, model: str) -> ClusterView:
         members = serving_model(self.instances, model)
