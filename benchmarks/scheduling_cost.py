@@ -25,7 +25,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
 from dualmap.scheduling.queues.rebalance import HotQueue, plan_rebalance
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
+from dualmap.scheduling.state.hotness import WINDOW_REQUESTS, HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES
@@ -104,7 +104,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
     request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
-    search = Search(SearchRules(policy, order, fleet, 3.0, 64), RouteQuery(CHAIN, 5.0), request)
+    search = Search(SearchRules(policy, order, fleet, 3.0), RouteQuery(CHAIN, 5.0), request)
     return drive_now(search.run(), fleet).decision
 
 
@@ -146,14 +146,14 @@ def ring_costs(repetitions: int) -> Iterator[tuple[str, float]]:
 
 def hotness_costs(repetitions: int) -> Iterator[tuple[str, float]]:
     """A full window of 4096 requests with long heads, a fifth of them on one popular prompt."""
-    settings, rng = SchedulingSettings(), random.Random(1)
-    window = HotnessWindow(10**9, settings.hotness_window_requests, settings.max_key_blocks)
+    rng = random.Random(1)
+    window = HotnessWindow(10**9)
     popular = tuple(range(1, 13))
 
     def head() -> tuple[int, ...]:
         return (*(popular if rng.random() < 0.2 else ()), *(rng.getrandbits(64) for _ in range(40)))
 
-    heads = [head() for _ in range(settings.hotness_window_requests)]
+    heads = [head() for _ in range(WINDOW_REQUESTS)]
     for at_ms, each in enumerate(heads):
         window.add(at_ms, each)
     for count in FLEET_SIZES:

@@ -190,9 +190,7 @@ class Bench:
         self.fleet = BenchFleet(pool, view)
         self._pool = pool
         self._order = queue_order_of(scheduling)
-        self._rules = SearchRules(
-            build_policy(scheduling), self._order, self.fleet, scheduling.decode_stall_s, scheduling.max_key_blocks
-        )
+        self._rules = SearchRules(build_policy(scheduling), self._order, self.fleet, scheduling.decode_stall_s)
         self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
         self._delivering = asyncio.create_task(self._outbox.run())

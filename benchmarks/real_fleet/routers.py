@@ -138,8 +138,7 @@ def _fleet_settings(
     pool["instances"] = [
         {"id": f"instance-{number}", "url": url, **instances.pool} for number, url in enumerate(instances.urls, 1)
     ]
-    worker = {} if instances.time_scale == 1 else {"worker": {"time_scale": instances.time_scale}}
-    return {"scheduling": scheduling, "router": {"port": port}, **worker, "pools": [pool]}
+    return {"scheduling": scheduling, "router": {"port": port}, "pools": [pool]}
 
 
 def _peer_words(kind: str, policy: str, instances: Instances, port: int, metrics_port: int) -> list[str]:

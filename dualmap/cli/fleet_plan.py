@@ -106,7 +106,7 @@ def plan_fleet(settings: Settings, size: FleetSize, instance_urls: Sequence[str]
     if size.autoscale is not None:
         pool = elastic_pool(pool, size.autoscale)
     changed: dict[str, Any] = {
-        **(_sped_up(settings, emulator.time_scale) if emulated else {}),
+        **({"scheduling": scaled_scheduling(settings.scheduling, emulator.time_scale)} if emulated else {}),
         "pools": (pool, *settings.pools[1:]),
         "router": router.model_copy(update={"port": port, **_unset(_HASTE, router)}),
         "emulator": emulator,
@@ -175,14 +175,6 @@ def _children(
         for number in range(1, size.workers + 1)
     ]
     return (*instances, *workers, *routers)
-
-
-def _sped_up(settings: Settings, time_scale: float) -> dict[str, Any]:
-    """Settings that change with the speed of emulated engines: all that are stated in seconds of engine time."""
-    return {
-        "scheduling": scaled_scheduling(settings.scheduling, time_scale),
-        "worker": settings.worker.model_copy(update={"time_scale": time_scale}),
-    }
 
 
 def emulated_pool(pool: PoolSettings, emulator: EmulatorSettings, roles: Sequence[Role] = ()) -> PoolSettings:

@@ -7,6 +7,7 @@ One table for all rooms, in the lowest of those that refuse an unknown name: it 
 from __future__ import annotations
 
 _OPTIONS = "the policy's own parameters are scheduling.policy_options, by the same names"
+_LEARNED_TRANSFERS = "it is learned from the first transfers; until then 20 ms and 200,000 tokens a second are assumed"
 
 REMOVED = {
     "scheduling.least_cost": _OPTIONS,
@@ -14,6 +15,19 @@ REMOVED = {
     "scheduling.dynamo": _OPTIONS,
     "scheduling.sglang": _OPTIONS,
     "scheduling.llm_d": _OPTIONS,
+    "scheduling.max_key_blocks": "the longest hash key has 64 blocks; it grows only as far as its prefix is hot",
+    "scheduling.hotness_window_s": "the window of the hotness tree has 120 s, and fewer the more requests there are",
+    "scheduling.hotness_window_requests": "the window follows from the number of instances, 4,096 requests at most",
+    "scheduling.decode_stall_s": "3 s without a finished prefill are a decode stall, as in the paper",
+    "scheduling.kv_weight_s": "it is a measured constant of the cost, 4 s",
+    "scheduling.prefix_samples": "the last instance of 200,000 prefixes is remembered, per generation",
+    "scheduling.split.whole_up_to_tokens": "scheduling.split.mode auto compares what both ways cost; never and always"
+    " are the alternatives",
+    "scheduling.split.transfer_latency_s": _LEARNED_TRANSFERS,
+    "scheduling.split.transfer_tokens_per_s": _LEARNED_TRANSFERS,
+    "scheduling.split.decode_delay_weight": "it is a measured constant, which grows as answers come close to"
+    " scheduling.split.slo_tpot_s",
+    "worker.time_scale": "scheduling.time_scale says it to replicas and workers at once",
 }
 """What answers a removed setting, or all settings of a removed section, by dotted name without the numbers of lists."""
 

@@ -41,6 +41,11 @@ PolicyName = Literal[
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 MAX_SLO_S = 3600.0
 """Deadlines are whole milliseconds, which the store's scripts add to the time."""
+DECODE_STALL_S = 3.0
+"""The paper's T, in seconds of the engine, as the next two are."""
+HOTNESS_WINDOW_S = 120.0
+KV_WEIGHT_S = 4.0
+"""Measured, with the weights of the default policy (``docs/concepts/default-policy.md``)."""
 Order = Literal["fifo", "deadline"]
 """Order of held requests: which one is granted first."""
 OWN_POLICIES: set[Any] = set()
@@ -55,26 +60,10 @@ class SplitSettings(BaseModel):
     mode: Literal["auto", "always", "never"] = Field(
         "auto", description="whether requests are split into a prefill and a decode leg; auto: where that costs less"
     )
-    whole_up_to_tokens: int | None = Field(
-        None,
-        ge=0,
-        description="auto: uncached tokens up to which a request is served whole (none: by the cost of both ways)",
-    )
-    transfer_latency_s: float = Field(
-        0.02, ge=0, description="time that the transfer of KV takes at least, seconds, until it is learned"
-    )
-    transfer_tokens_per_s: float = Field(
-        200_000.0,
-        gt=0,
-        description="tokens whose KV is transferred between two instances in a second, until it is learned",
-    )
     slo_tpot_s: float = Field(
         0.05,
         gt=0,
         description="target time per output token, seconds: roles move, and prompts are split, so that answers keep it",
-    )
-    decode_delay_weight: float = Field(
-        4.0, ge=0, description="auto: cost of a second for which one running answer waits for a prefill, in seconds"
     )
 
 
@@ -122,18 +111,6 @@ class SchedulingSettings(BaseModel):
         description="upper bound of the target that grows with the prompt, seconds; slo_ttft_s at least",
     )
     block_tokens: int = Field(128, ge=1, le=4096, description="tokens in one prompt block")
-    hotness_window_s: float = Field(120.0, gt=0, description="sliding window of the hotness tree, seconds")
-    hotness_window_requests: int = Field(4096, ge=16, description="requests in the window at most")
-    max_key_blocks: int = Field(64, ge=1, le=256, description="longest hash key, in blocks")
-    decode_stall_s: float = Field(
-        3.0, gt=0, description="no finished prefill for this long counts as a decode bottleneck, seconds"
-    )
-    kv_weight_s: float = Field(
-        4.0,
-        ge=0,
-        description="cost of a KV memory's worth of running context, in seconds of prefill work, in policy"
-        " dualmap-least-cost and in the ranking of the least loaded",
-    )
     queue_order: Literal["auto", "fifo", "deadline"] = Field(
         "auto",
         description="which held request is granted first; auto: the order that the policy is made for (deadline:"
@@ -146,7 +123,6 @@ class SchedulingSettings(BaseModel):
         description="longest time that a deferred request is held past its deadline, seconds; then it is refused (none:"
         " it waits as long as its client does, up to max_hold_s)",
     )
-    prefix_samples: int = Field(200_000, ge=1, description="prefixes whose last instance is remembered, per generation")
     classes: tuple[PriorityClassSettings, ...] = Field(
         (), max_length=8, description="priority classes of requests, the highest first (none: all are equal)"
     )
@@ -154,6 +130,12 @@ class SchedulingSettings(BaseModel):
         False, description="engines schedule by priority (--scheduling-policy priority), and are told that of the class"
     )
     split: SplitSettings = Field(default_factory=SplitSettings, description="prefill and decode on different instances")
+    time_scale: float = Field(
+        1.0,
+        gt=0,
+        description="engine seconds in one second of the clock, for emulated instances: what takes engine time is"
+        " expected so much sooner, and background jobs run so much more often",
+    )
 
     @field_validator("policy", mode="wrap")
     @classmethod
@@ -181,6 +163,22 @@ class SchedulingSettings(BaseModel):
             raise ValueError("the floors of all classes together are more than 1")
         return self
 
+    @property
+    def decode_stall_s(self) -> float:
+        """Time without a finished prefill that counts as a decode bottleneck, seconds of the clock."""
+        return DECODE_STALL_S / self.time_scale
+
+    @property
+    def hotness_window_s(self) -> float:
+        """The sliding window of the hotness tree, seconds of the clock."""
+        return HOTNESS_WINDOW_S / self.time_scale
+
+    @property
+    def kv_weight_s(self) -> float:
+        """Cost of a KV memory's worth of running context, in seconds of prefill work by the clock: in policy
+        ``dualmap-least-cost``, for decode legs, and in the store's ranking of the least loaded."""
+        return KV_WEIGHT_S / self.time_scale
+
     def __hash__(self) -> int:
         return hash(tuple(value for name, value in self if name != OPTIONS))  # a mapping has none
 
@@ -190,17 +188,7 @@ class SchedulingSettings(BaseModel):
         return xxhash.xxh32_hexdigest(self.model_dump_json().encode())
 
 
-FIXED_AT_START = frozenset(
-    {
-        "block_tokens",
-        "max_key_blocks",
-        "hotness_window_s",
-        "hotness_window_requests",
-        "prefix_samples",
-        "decode_stall_s",
-        "kv_weight_s",
-    }
-)
+FIXED_AT_START = frozenset({"block_tokens", "time_scale"})
 """Settings that the kept state depends on, or that the store's scripts have as constants: they change with a restart of
 the whole fleet alone."""
 

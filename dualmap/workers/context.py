@@ -25,6 +25,8 @@ class PoolContext:
     clock: Clock
     metrics: WorkerMetrics
     jitter: random.Random
+    time_scale: float = 1.0
+    """Engine seconds in one second of the clock: jobs run so much more often."""
 
     def leading(self, fence: int, reader: PoolReader) -> LeaderContext:
         """The context of the leader's jobs for one term."""
@@ -36,6 +38,7 @@ class PoolContext:
             clock=self.clock,
             metrics=self.metrics,
             jitter=self.jitter,
+            time_scale=self.time_scale,
             fence=fence,
             reader=reader,
         )

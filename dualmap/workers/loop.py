@@ -45,7 +45,7 @@ async def run_job(job: Job, context: PoolContext, *, tick_timeout_s: float = TIC
             if failures:
                 log.info("job recovered pool=%s job=%s failed_rounds=%d", context.pool.name, job.name, failures)
             failures = 0
-            delay_s = job.interval_s / context.worker.time_scale
+            delay_s = job.interval_s / context.time_scale
         else:
             failures += 1
             pause_s = backoff_s(failures, first_s=BACKOFF_FIRST_S, longest_s=BACKOFF_MAX_S)

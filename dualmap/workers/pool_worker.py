@@ -96,7 +96,7 @@ class PoolWorker:
 
     async def _lead(self, lease: Lease) -> None:
         own = self._context
-        reader = CachedPoolReader(own.pool, own.clock, _READER_MAX_AGE_S / own.worker.time_scale)
+        reader = CachedPoolReader(own.pool, own.clock, _READER_MAX_AGE_S / own.time_scale)
         context = own.leading(lease.fence, reader)
         async with (
             self._prober() as prober,
@@ -159,7 +159,7 @@ async def _discovery(context: LeaderContext, *, on_change: Callable[[], None]) -
         return
     from dualmap.workers.discovery.job import discovery_of  # with an HTTP client, which is loaded where it is used
 
-    members_age_s = _DISCOVERY_MAX_AGE_S / context.worker.time_scale
+    members_age_s = _DISCOVERY_MAX_AGE_S / context.time_scale
     kubernetes = context.settings.discovery.kubernetes
     async with discovery_of(context, kubernetes, members_age_s=members_age_s, on_change=on_change) as discovery:
         yield [discovery]

@@ -178,7 +178,7 @@ class Rebalancer:
         self._context = context
         self._clock = context.clock
         self._order = queue_order_of(scheduling)
-        self._sweep_interval_s = sweep_interval_s / context.worker.time_scale
+        self._sweep_interval_s = sweep_interval_s / context.time_scale
         self._max_moves = max_moves
         self._decode_stall_s = scheduling.decode_stall_s
         self._next_sweep_s = self._clock.monotonic_s()

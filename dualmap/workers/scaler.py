@@ -36,7 +36,7 @@ class Scaler:
     ) -> None:
         """``scheduling`` is in seconds of the clock, the pool's ``autoscale`` in those of the engines. The end of the
         scaler is that of the actuator. With ``decodes`` it scales the decode instances."""
-        settings, time_scale = context.settings, context.worker.time_scale
+        settings, time_scale = context.settings, context.time_scale
         autoscale = settings.autoscale_of(decodes=decodes)
         assert autoscale is not None
         self.name = "decode scaler" if decodes else "scaler"

@@ -87,7 +87,7 @@ async def serve(
             if opened is None:
                 return
             try:
-                workers = _pool_workers(opened, worker, pools, trust, owner, waiting, metrics)
+                workers = _pool_workers(opened, worker, pools, trust, owner, waiting, metrics, scheduling.time_scale)
                 status.pools = workers
                 status.certificates = (*(trust.certificates if trust is not None else ()), *opened.certificates)
                 settle_collector()
@@ -105,6 +105,7 @@ def _pool_workers(
     owner: str,
     clock: Clock,
     metrics: WorkerMetrics,
+    time_scale: float,
 ) -> list[PoolWorker]:
     return [
         PoolWorker(
@@ -116,6 +117,7 @@ def _pool_workers(
                 clock=clock,
                 metrics=metrics,
                 jitter=random.Random(f"{owner}/{pool.name}"),
+                time_scale=time_scale,
             ),
             store,
             trust=trust,

@@ -28,9 +28,3 @@ class WorkerSettings(BaseModel):
         " is seen to finish, and no token counter moves",
     )
     upstream_api_key: ApiKey | None = Field(None, description="key that the instances require, sent with checks")
-
-    time_scale: float = Field(
-        1.0,
-        gt=0,
-        description="engine seconds in one second of the clock, for emulated instances: jobs run so much more often",
-    )

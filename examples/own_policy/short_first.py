@@ -29,4 +29,4 @@ class ShortFirst(PairPolicy):
 
 
 def build(name: str, settings: SchedulingSettings, *, short_tokens: int = 2000) -> ShortFirst:
-    return ShortFirst(name, settings.max_key_blocks, settings.decode_stall_s, short_tokens=int(short_tokens))
+    return ShortFirst(name, settings.decode_stall_s, short_tokens=int(short_tokens))

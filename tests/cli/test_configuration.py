@@ -112,6 +112,11 @@ def test_a_policy_that_does_not_take_its_options_stops_the_start(options: str, s
             "scheduling: {least_cost: {miss_penalty: 1}}",
             "scheduling.least_cost: this setting was removed: the ",
         ),
+        (
+            "scheduling: {split: {transfer_latency_s: 1}}",
+            "split.transfer_latency_s: this setting was removed",
+        ),
+        ("worker: {time_scale: 10}", "worker.time_scale: this setting was removed: scheduling.time_scale"),
         ("scheduling: {llm_d: {kv_weight: 1}}", "are scheduling.policy_options, by the same names (from"),
     ],
 )
@@ -288,7 +293,7 @@ def test_a_merged_section_may_be_overridden(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flag", "value", "named"),
     [
-        ("--scheduling.kv_weight_s", "inf", "scheduling.kv_weight_s"),
+        ("--scheduling.max_deferred_s", "inf", "scheduling.max_deferred_s"),
         ("--scheduling.split.slo_tpot_s", "inf", "scheduling.split.slo_tpot_s"),
         ("--pools", '[{"transfer_timeout_s": .inf}]', "pools.0.transfer_timeout_s"),
     ],

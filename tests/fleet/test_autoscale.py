@@ -177,7 +177,7 @@ def test_a_spare_that_never_becomes_ready_is_parked_again_and_another_one_serves
         ]
         autoscale = {"min_instances": 2, "max_instances": 3, "start_s": 20}
         given = settings_file(tmp_path, autoscale=autoscale, instances=instances)
-        options = ("--replicas", "1", "--workers", "1", "--worker.time_scale", "20")
+        options = ("--replicas", "1", "--workers", "1", "--scheduling.time_scale", "20")
         with running_fleet(tmp_path, (*given, *options)) as fleet:
             until(lambda: ready(fleet) == {"a", "other"}, "the spare that answers serves")
 

@@ -13,7 +13,7 @@ from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQ
 from dualmap.scheduling.placing.policies import build_policy
 from dualmap.scheduling.placing.policies.choice import usable
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import DECODE_STALL_S, SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.view import ClusterView
@@ -66,11 +66,7 @@ def choose(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> C
 
     def build(name: str, *loads: InstanceLoad, ask: RouteQuery | None = None, **settings: Any) -> Decision:
         made, asked, given = policy(name, **settings), ask or query(), {load.instance_id: load for load in loads}
-        return (
-            weighed(made, asked, given, settings.get("decode_stall_s", 3.0))
-            if made.weighs
-            else made.choose(asked, given)
-        )
+        return weighed(made, asked, given, DECODE_STALL_S) if made.weighs else made.choose(asked, given)
 
     return build
 

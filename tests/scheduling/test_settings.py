@@ -35,7 +35,7 @@ def test_an_unknown_setting_is_refused_by_name(section: type[BaseModel]) -> None
         {"slo_ttft_s": 3601},
         {"slo_ttft_max_s": 1e300},
         {"block_tokens": 0},
-        {"max_key_blocks": 257},
+        {"time_scale": 0},
         {"split": {"slo_tpot_s": 0}},
         {"policy_options": [1]},
     ],

@@ -27,7 +27,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
 
 BLOCK_TOKENS = 100
-SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo", hotness_window_requests=100)
+SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo")
 DEADLINE = SchedulingSettings(max_deferred_s=30.0)
 FIRST = Weights(Form(), PLAIN_TTFT)
 """The first named instance that takes requests."""

@@ -10,14 +10,13 @@ import pytest
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS, HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     DEADLINE,
-    SCHEDULING,
     HandClock,
     assert_sums_hold,
     chain,
@@ -163,7 +162,7 @@ async def test_arrivals_are_read_on_from_the_last_one_seen_and_count_a_retry_onc
 
 async def test_arrivals_of_short_blocks_are_logged_by_key_blocks(pool: PoolStore) -> None:
     await pool.members.put_instance(instance("a", dispatch_window_tokens=100_000))
-    longest = SCHEDULING.max_key_blocks
+    longest = MAX_KEY_BLOCKS
     for number, blocks in enumerate((11, 3, 4 * longest + 9)):
         await place(pool, f"r{number}", chain=Chain(tuple(range(1, blocks + 1)), 16, 16 * blocks, key_stride=4))
 

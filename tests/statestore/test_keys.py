@@ -24,7 +24,7 @@ from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.answers import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus
-from dualmap.statestore.pool import PoolStore, stored_responses
+from dualmap.statestore.pool import PoolStore, scripts, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
@@ -113,8 +113,8 @@ async def live_through_everything(pool: PoolStore) -> None:
 async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
     monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 2)
-    scheduling = SCHEDULING.model_copy(update={"prefix_samples": 3})
-    store = RedisStore(StoreSettings(url=server_url), scheduling=scheduling)
+    monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 3)
+    store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     await live_through_everything(store.pool("default"))
     await store.tenants.change(Edition(), {"acme": b"{}"}, by="ada", action="create", before={}, after={})

@@ -43,7 +43,7 @@ from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.sorted_set import SortedSet
-from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool import PoolStore, scripts
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.codec import CONFIRMED_STAMP, pairs_from
 from dualmap.statestore.records import pack_chain
@@ -84,7 +84,7 @@ CHAINS = (
     *(chain(1, 2, 3, prompt_tokens=350), replace(chain(1, 2, 3, 4), block_tokens=37, prompt_tokens=160)),
 )
 SEED = int(os.environ.get("DUALMAP_LOCKSTEP_SEED", "1"))
-TIGHT = {"prefix_samples": 5, "max_deferred_s": 4.0}
+TIGHT = {"max_deferred_s": 4.0}
 FIFO, BY_DEADLINE = SCHEDULING.model_copy(update=TIGHT), DEADLINE.model_copy(update=TIGHT)
 WANTED = {
     *PlaceStatus,
@@ -103,6 +103,12 @@ WANTED = {
 }
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
+
+
+@pytest.fixture(autouse=True)
+def bounds_that_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 5)
+    monkeypatch.setattr(scripts, "WINDOW_REQUESTS", 100)
 
 
 class Twins:

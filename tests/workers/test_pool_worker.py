@@ -22,7 +22,7 @@ from tests.support.placements import placement
 from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
-QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
+QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0)
 JOBS = {
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
     "settings", "mender", "allotter",
@@ -41,7 +41,9 @@ class Runner:
 
     def start(self, worker_id: str) -> tuple[PoolWorker, WorkerMetrics, asyncio.Task[None]]:
         metrics = WorkerMetrics()
-        context = context_of(self.pool, settings=self._settings, worker=QUICK, worker_id=worker_id, metrics=metrics)
+        context = context_of(
+            self.pool, settings=self._settings, worker=QUICK, time_scale=20.0, worker_id=worker_id, metrics=metrics
+        )
         worker = PoolWorker(context, self.store)
         task = asyncio.create_task(worker.run())
         self._tasks.append(task)

@@ -43,12 +43,12 @@ from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
 logging.basicConfig(level=logging.INFO)
 given = json.loads(sys.argv[1])
-scheduling = SchedulingSettings(policy="dualmap")
+scheduling = SchedulingSettings(policy="dualmap", time_scale=5.0)
 asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(url=given["url"]),
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
 HELD = StoredRequest("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
-_QUICK = {"lease_ms": 900, "health_interval_s": 0.1, "time_scale": 5.0}
+_QUICK = {"lease_ms": 900, "health_interval_s": 0.1}
 
 
 class WorkerProcess:

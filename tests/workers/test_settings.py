@@ -13,7 +13,7 @@ from dualmap.workers.settings import WorkerSettings
 def test_every_setting_is_described_and_names_its_unit() -> None:
     for name, field in WorkerSettings.model_fields.items():
         assert field.description, name
-        if field.annotation is float and name != "time_scale":
+        if field.annotation is float:
             assert name.endswith("_s") and "seconds" in field.description, name
 
 
@@ -23,7 +23,6 @@ def test_every_setting_is_described_and_names_its_unit() -> None:
         {"lease_ms": 0},
         {"ops_port": 70_000},
         {"health_interval_s": 0},
-        {"time_scale": 0},
         {"stall_down_s": 0},
         {"lease_s": 3},
         {"upstream_api_key": "a\r\nhost: elsewhere"},

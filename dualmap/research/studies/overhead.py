@@ -75,7 +75,7 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         pool.put_instance(InstanceSpec(f"i{number:03d}", f"http://i{number:03d}", state=InstanceState.READY))
     fleet = _TimedFleet(pool, None)
     chains = [chain_of_trace(r.hash_ids, r.input_tokens, _SEED, trace.block_tokens) for r in trace.requests]
-    rules = SearchRules(policy, order, fleet, settings.decode_stall_s, settings.max_key_blocks)
+    rules = SearchRules(policy, order, fleet, settings.decode_stall_s)
     placing_s = releasing_s = 0.0
     for turn in range(repetitions):
         chain = chains[turn % len(chains)]

@@ -166,14 +166,14 @@ async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, route: Rout
     )
     view = pool.view.view.serving("" if route is None else route.model)
     return _pair(pool, _key(pool, prompt.chain), view) | {
-        "key_blocks": pool.view.view.tree.key_blocks(prompt.chain, pool.scheduling.max_key_blocks),
+        "key_blocks": pool.view.view.tree.key_blocks(prompt.chain),
         "prompt_tokens": prompt.chain.prompt_tokens,
         "chain_blocks": len(prompt.chain.hashes),
     }
 
 
 def _key(pool: ServedPool, chain: Chain) -> int:
-    return pool.view.view.tree.key(chain, pool.scheduling.max_key_blocks)
+    return pool.view.view.tree.key(chain)
 
 
 def _shares(ring: Ring) -> dict[str, float]:

@@ -349,7 +349,7 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
             len(chain.hashes),
             chain.block_tokens,
             chain.key_stride,
-            hash_key or pool.view.view.key_of(chain, pool.scheduling.max_key_blocks),
+            hash_key or pool.view.view.key_of(chain),
         ),
         Course(
             received_unix_s,

@@ -8,10 +8,8 @@ ran out of KV memory may decode for seconds without finishing a prefill. Once it
 
 from __future__ import annotations
 
+from dualmap.scheduling.settings import DECODE_STALL_S
 from dualmap.scheduling.state.instance import InstanceLoad
-
-DECODE_STALL_S = 3.0
-"""Default of ``decode_stall_s``: the paper's T."""
 
 
 def stall_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> float:

@@ -292,8 +292,6 @@ class SearchRules:
     order: QueueOrder
     fleet: Fleet
     decode_stall_s: float
-    max_key_blocks: int
-    """The longest hash key."""
     at_once: bool = False
     """Nothing is to be held for a dispatch window, see ``holds``."""
     split: SplitRule | None = None
@@ -442,7 +440,7 @@ class Search:
         if self.only is not None:
             excluded |= view.instances.keys() - self.only
         blocked = _NONE if self._ignores_breakers else rules.fleet.blocked()
-        key = view.key_of(query.chain, rules.max_key_blocks)
+        key = view.key_of(query.chain)
         if self.key is None:
             self.key = key
         pair = candidates = policy.candidates(_asked(query, key, excluded), view)

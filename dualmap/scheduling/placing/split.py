@@ -17,17 +17,20 @@ from dualmap.scheduling.settings import SplitSettings
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.view import ClusterView
 
+DECODE_DELAY_WEIGHT = 4.0
+"""Cost of a second for which one running answer waits for a prefill, in seconds of a first token. Measured."""
+FIRST_TRANSFER = (0.02, 1 / 200_000)
+"""Seconds, and seconds per token, that a transfer is assumed to take until the first ones are learned from."""
 FULL_SHARE = 0.95
 """Share of the time-per-token SLO beyond which no slack is left: half of the answers are slower than their mean."""
 LEAST_SLACK = 0.02
-"""Slack that is assumed at that share or past it. The fourth power of the share in use keeps the weight near its
-setting until the SLO is near: 1.1 x at half of it, 5 x at nine tenths."""
+"""Slack that is assumed at that share or past it. The fourth power of the share in use keeps the weight near
+``DECODE_DELAY_WEIGHT`` until the SLO is near: 1.1 x at half of it, 5 x at nine tenths."""
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """The rule between serving a request whole and splitting it: the lower cost in seconds, or a length where one is
-    set."""
+    """The rule between serving a request whole and splitting it: the lower cost in seconds."""
 
     settings: SplitSettings
 
@@ -39,24 +42,18 @@ class SplitRule:
     def decider(self, *, split: bool, learned: Learned) -> Form:
         """The cost of a request that is split, or that is not, on the instance that would prefill it. The lower one is
         taken; split, if they are equal."""
-        settings, ttft = self.settings, learned.ttft
-        limit_tokens = settings.whole_up_to_tokens
-        if limit_tokens is not None:
-            return Form(constant=limit_tokens + 0.5) if split else Form(uncached_tokens=1.0)
         if split:
-            return _split_cost(ttft, *self.transfer(learned))
-        return _whole_cost(ttft, self._decode_delay_weight(learned))
+            return _split_cost(learned.ttft, *self.transfer(learned))
+        return _whole_cost(learned.ttft, self._decode_delay_weight(learned))
 
     def _decode_delay_weight(self, learned: Learned) -> float:
         """The cost of a second for which one running answer waits. It grows as answers come closer to their SLO."""
-        settings = self.settings
-        used = 0.0 if learned.tpot_s is None else learned.tpot_s / (FULL_SHARE * settings.slo_tpot_s)
-        return settings.decode_delay_weight / max(LEAST_SLACK, 1.0 - used**4)
+        used = 0.0 if learned.tpot_s is None else learned.tpot_s / (FULL_SHARE * self.settings.slo_tpot_s)
+        return DECODE_DELAY_WEIGHT / max(LEAST_SLACK, 1.0 - used**4)
 
     def transfer(self, learned: Learned) -> tuple[float, float]:
         """The time in which the KV of a split request reaches its decode instance: seconds, and seconds per token."""
-        settings = self.settings
-        return learned.transfer or (settings.transfer_latency_s, 1 / settings.transfer_tokens_per_s)
+        return learned.transfer or FIRST_TRANSFER
 
     def transfer_s(self, learned: Learned, tokens: int) -> float:
         """The expected time of a transfer of this many tokens."""

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 
-from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, queueing_s
+from dualmap.scheduling.estimates.ttft import queueing_s
 from dualmap.scheduling.queues.rebalance import Move
+from dualmap.scheduling.settings import DECODE_STALL_S
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest

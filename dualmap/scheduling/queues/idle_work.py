@@ -19,9 +19,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 
-from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, stall_s
+from dualmap.scheduling.estimates.ttft import stall_s
 from dualmap.scheduling.queues.queue_order import QueueEntry, plan_by_class, step_rest_tokens
 from dualmap.scheduling.queues.rebalance import HotQueue, Move
+from dualmap.scheduling.settings import DECODE_STALL_S
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest

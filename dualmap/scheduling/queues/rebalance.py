@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heapreplace
 
-from dualmap.scheduling.estimates.ttft import DECODE_STALL_S, expected_ttft_s, stall_s
+from dualmap.scheduling.estimates.ttft import expected_ttft_s, stall_s
 from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.settings import DECODE_STALL_S
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import value

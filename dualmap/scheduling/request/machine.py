@@ -692,12 +692,11 @@ class RequestRules:
             self.order,
             self.fleet,
             scheduling.decode_stall_s,
-            scheduling.max_key_blocks,
             self.at_once,
             rule,
         )
         object.__setattr__(self, "search", search)
-        decode_policy = DecodeLegs(scheduling.max_key_blocks, scheduling.kv_weight_s, rule)
+        decode_policy = DecodeLegs(scheduling.kv_weight_s, rule)
         object.__setattr__(self, "decode_search", replace(search, policy=decode_policy, at_once=False))
         object.__setattr__(self, "max_hold_s", scheduling.max_hold_s)
 

@@ -17,6 +17,10 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.values import value
 
+MAX_KEY_BLOCKS = 64
+"""The longest hash key, and what the arrival log keeps of a chain."""
+WINDOW_REQUESTS = 4096
+"""Requests in the window at most: those of a window of 256 instances, see ``HotnessRule``."""
 MIN_KEY_BLOCKS = 2
 """The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""
 
@@ -41,7 +45,7 @@ class HotnessTree:
 
     hot: Mapping[int, int] = field(default_factory=dict)
 
-    def key_blocks(self, chain: Chain, max_key_blocks: int) -> int:
+    def key_blocks(self, chain: Chain, max_key_blocks: int = MAX_KEY_BLOCKS) -> int:
         """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
         hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
         least = max_key_blocks if max_key_blocks < MIN_KEY_BLOCKS else MIN_KEY_BLOCKS
@@ -68,7 +72,7 @@ class HotnessTree:
         blocks = bisect_left(hashes, True, MIN_KEY_BLOCKS, key=lambda each: each not in hot)
         return min(blocks * chain.key_stride * chain.block_tokens, chain.prompt_tokens)
 
-    def key(self, chain: Chain, max_key_blocks: int) -> int:
+    def key(self, chain: Chain, max_key_blocks: int = MAX_KEY_BLOCKS) -> int:
         """The hash key: the prefix hash at the key length."""
         return chain.prefix_hash(self.key_blocks(chain, max_key_blocks))
 
@@ -84,7 +88,7 @@ class HotnessRule:
     min_requests: int = 32
     """Requests seen before any prefix counts as hot."""
     requests_per_instance: int = 16
-    """Requests per instance that make the window, if the settings allow. A prefix becomes hot after twice as many
+    """Requests per instance that make the window, up to ``WINDOW_REQUESTS``. A prefix becomes hot after twice as many
     requests of its own, at any rate, and a hot spot that moved is forgotten as soon."""
 
 
@@ -111,7 +115,9 @@ class HotnessWindow:
     through the window.
     """
 
-    def __init__(self, window_ms: int, max_requests: int, max_key_blocks: int) -> None:
+    def __init__(
+        self, window_ms: int, max_requests: int = WINDOW_REQUESTS, max_key_blocks: int = MAX_KEY_BLOCKS
+    ) -> None:
         self._window_ms = window_ms
         self._max_requests = max_requests
         self._max_key_blocks = max_key_blocks
@@ -122,8 +128,7 @@ class HotnessWindow:
 
     @classmethod
     def of(cls, settings: SchedulingSettings) -> HotnessWindow:
-        window_ms = int(settings.hotness_window_s * 1000)
-        return cls(window_ms, settings.hotness_window_requests, settings.max_key_blocks)
+        return cls(int(settings.hotness_window_s * 1000))
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -78,10 +78,10 @@ class ClusterView:
         rings = _rings(decoding, None if former is None else former.rings, virtual_nodes)
         return replace(view, decoding=replace(view, ready=decoding, rings=rings, roles=_roles(decoding, instances)))
 
-    def key_of(self, chain: Chain, max_key_blocks: int) -> HashKey:
+    def key_of(self, chain: Chain) -> HashKey:
         """The hash key of a prompt, as this view has it."""
         tree = self.tree
-        blocks = tree.key_blocks(chain, max_key_blocks)
+        blocks = tree.key_blocks(chain)
         return HashKey(blocks, chain.prefix_hash(blocks), tree.hot_tokens(chain), self.epoch, self.tree_version)
 
     def of(self, leg: Leg) -> ClusterView:

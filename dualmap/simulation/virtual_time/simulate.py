@@ -336,7 +336,7 @@ class Simulation:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         outcome, replica = self._outcomes[int(request_id)], self._replica_of(request_id)
         fleet = replica.fleet
-        outcome.key_blocks = fleet.view.tree.key_blocks(chain, self._scheduling.max_key_blocks)
+        outcome.key_blocks = fleet.view.tree.key_blocks(chain)
         output_limit = self._output_limit(request_id)
         spec = RequestSpec(
             prompt_hash=chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,

@@ -23,6 +23,7 @@ from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import Counts, InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
@@ -84,7 +85,7 @@ class PoolStore(Changes):
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
         self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release)
-        self._placements = placements_of(keys.base, calls, scheduling.max_key_blocks)
+        self._placements = placements_of(keys.base, calls, MAX_KEY_BLOCKS)
         self.place: Final = self._placements.submit
         """Weigh, choose and reserve in one step; see ``scheduling.placing.placement``.
 

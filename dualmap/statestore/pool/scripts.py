@@ -42,6 +42,7 @@ from dualmap.scheduling.queues.queue_order import (
 )
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.hotness import WINDOW_REQUESTS
 from dualmap.scheduling.tenants.allotments import WANTED_FROM
 from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
 from dualmap.scheduling.tenants.shares import (
@@ -145,6 +146,10 @@ def _sha1(source: str) -> str:
     return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
+PREFIX_SAMPLES = 200_000
+"""Prefixes whose last instance is remembered, per generation."""
+
+
 @cache
 def _modules() -> Mapping[str, str]:
     """The text of each module by its name, without comments. Read once: a replica without its store must not wait."""
@@ -217,8 +222,8 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "long_share": LONG_SHARE,
         "least_loaded": LEAST_LOADED,
         "first_lease_ms": FIRST_LEASE_MS,
-        "arrivals": scheduling.hotness_window_requests,
-        "samples": scheduling.prefix_samples,
+        "arrivals": WINDOW_REQUESTS,
+        "samples": PREFIX_SAMPLES,
         "taught": SAMPLE_LOG,
         "band_ms": BAND_MS,
         "deferred_ms": DEFERRED_RANK_MS,

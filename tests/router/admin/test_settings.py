@@ -45,7 +45,7 @@ async def test_a_wrong_change_is_refused_by_name_and_changes_nothing(start_runti
         ({"least_cost.miss_penalty": 1}, "this setting was removed"),
         ({"policy_options.no_such": 1}, "policy dualmap has no option no_such, nor any other"),
         ({"slo_ttft_s": "inf"}, "scheduling.slo_ttft_s"),
-        ({"kv_weight_s": "inf"}, "scheduling.kv_weight_s"),
+        ({"slo_ttft_s_per_1k_tokens": "inf"}, "scheduling.slo_ttft_s_per_1k_tokens must be finite"),
         ({"split.slo_tpot_s": "inf"}, "scheduling.split.slo_tpot_s must be finite"),
         ({"policy": "dynamo", "policy_options.prefill_scale": "inf"}, "scheduling.policy_options: prefill_scale"),
     ):

@@ -76,7 +76,7 @@ def put(policy: Callable[..., Policy]) -> Built:
         slo_ms = round(slo_s * 1000)
         request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
         query = RouteQuery(asked, slo_s, excluded=failed)
-        rules = SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, 64, split=rule)
+        rules = SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, split=rule)
         made = Search(rules, query, request, may_split=True)
         return drive_now(made.run(), fleet)
 
@@ -84,11 +84,11 @@ def put(policy: Callable[..., Policy]) -> Built:
 
 
 def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
-    made = DecodeLegs(64, 4.0, SplitRule(SplitSettings()))
+    made = DecodeLegs(4.0, SplitRule(SplitSettings()))
     request = StoredRequest(
         decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
     )
-    rules = SearchRules(made, QueueOrder(True, 30.0), fleet, 3.0, 64)
+    rules = SearchRules(made, QueueOrder(True, 30.0), fleet, 3.0)
     search = Search(rules, RouteQuery(asked, 5.0), request, leg=Leg.DECODE)
     return drive_now(search.run(), fleet)
 
@@ -123,7 +123,7 @@ def test_a_short_prompt_is_served_whole(put: Built) -> None:
 
 
 def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_costs() -> None:
-    rule = SplitRule(SplitSettings(decode_delay_weight=4.0, slo_tpot_s=0.05))
+    rule = SplitRule(SplitSettings(slo_tpot_s=0.05))
 
     def weight(tpot_s: float | None) -> float:
         learned = Learned(tpot_s=tpot_s)
@@ -133,11 +133,6 @@ def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_cost
     assert weight(0.025) == pytest.approx(4.33, rel=0.01)
     assert weight(0.045) == pytest.approx(20.6, rel=0.01)
     assert weight(0.05) == weight(0.5) == pytest.approx(200.0)
-
-
-def test_a_set_length_decides_instead_of_the_cost(put: Built) -> None:
-    assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100).reply.leg is Leg.WHOLE
-    assert put(Fleet(), "r", chain(), whole_up_to_tokens=BLOCKS * 100 - 1).reply.leg is Leg.PREFILL
 
 
 @pytest.mark.parametrize(("mode", "leg"), [("always", Leg.PREFILL), ("never", Leg.WHOLE)])
@@ -186,7 +181,7 @@ def test_decode_legs_spread_over_the_side_by_what_decodes_there() -> None:
     assert len(set(where)) == 4
 
 
-def test_what_transfers_were_seen_to_take_replaces_the_settings(put: Built) -> None:
+def test_what_transfers_were_seen_to_take_replaces_the_assumption(put: Built) -> None:
     def split(transfer: tuple[float, float] | None) -> bool:
         fleet = Fleet()
         fleet.learned = Learned(transfer=transfer)

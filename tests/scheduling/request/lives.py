@@ -85,7 +85,7 @@ class Life:
         room: WaitingRoom | None = None,
         **spec: object,
     ) -> None:
-        settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0, decode_stall_s=3.0)
+        settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0)
         roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
         members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
         if room is not None:

@@ -11,11 +11,8 @@ SETTINGS = SchedulingSettings(
     slo_ttft_s=5.0,
     slo_ttft_s_per_1k_tokens=0.2,
     slo_ttft_max_s=30.0,
-    hotness_window_s=120.0,
-    decode_stall_s=3.0,
     max_hold_s=300.0,
     max_deferred_s=30.0,
-    kv_weight_s=4.0,
 )
 
 
@@ -24,7 +21,7 @@ def test_engine_seconds_become_seconds_of_the_clock_and_nothing_else_changes() -
     assert (scaled.slo_ttft_s, scaled.hotness_window_s, scaled.decode_stall_s) == pytest.approx((0.5, 12.0, 0.3))
     assert (scaled.max_hold_s, scaled.max_deferred_s, scaled.kv_weight_s) == pytest.approx((30.0, 3.0, 0.4))
     assert (scaled.slo_ttft_s_per_1k_tokens, scaled.slo_ttft_max_s) == pytest.approx((0.02, 3.0))
-    changed = {"slo_ttft_s", "hotness_window_s", "decode_stall_s", "max_hold_s", "max_deferred_s", "kv_weight_s"}
+    changed = {"slo_ttft_s", "max_hold_s", "max_deferred_s", "time_scale"}
     changed |= {"slo_ttft_s_per_1k_tokens", "slo_ttft_max_s"}
     assert scaled.model_dump(exclude=changed) == SETTINGS.model_dump(exclude=changed)
 

@@ -21,7 +21,7 @@ from tests.support.kubernetes_cluster import PODS, Cluster, asgi
 from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
-QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0, time_scale=20.0)
+QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0)
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def test_pods_come_and_go_through_a_change_of_leader(
     settings = PoolSettings(discovery=DiscoverySettings(kubernetes=kubernetes))
 
     def start(name: str) -> asyncio.Task[None]:
-        worker = PoolWorker(context_of(pool, settings=settings, worker=QUICK, worker_id=name), store)
+        worker = PoolWorker(context_of(pool, settings=settings, worker=QUICK, time_scale=20.0, worker_id=name), store)
         return asyncio.create_task(worker.run())
 
     async def states() -> dict[str, str]:

@@ -28,7 +28,7 @@ KeeperOf = Callable[..., HotnessJob]
 @pytest.fixture
 def keeper_of(leading: LeaderContext) -> KeeperOf:
     def make(pool: Any, **changes: Any) -> HotnessJob:
-        settings = SchedulingSettings(hotness_window_s=60.0, **changes)
+        settings = SchedulingSettings(time_scale=2.0, **changes)  # a window of 60 s
         return HotnessJob(replace(leading, pool=pool), settings)
 
     return make

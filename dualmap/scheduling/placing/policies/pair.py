@@ -32,7 +32,6 @@ class PairPolicy(ABC):
     """Candidates from the two rings; a subclass says what one costs and why it won. Equal costs: the first ring's."""
 
     name: str
-    max_key_blocks: int
     decode_stall_s: float
     rebalances: bool = False
     holds: ClassVar[bool] = True
@@ -41,7 +40,7 @@ class PairPolicy(ABC):
     beyond_from_s: ClassVar[float | None] = None
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
-        return pair_of(query, view, self.max_key_blocks)
+        return pair_of(query, view)
 
     @abstractmethod
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
@@ -67,7 +66,6 @@ class BeyondPair:
     """Base of the policies that weigh the pair, and past it the instance that holds the prefix and the least loaded. A
     subclass says what an instance costs, and why one was taken."""
 
-    max_key_blocks: int
     kv_weight_s: float
     rebalances: ClassVar[bool] = False
     holds: ClassVar[bool] = False
@@ -76,19 +74,19 @@ class BeyondPair:
     beyond_from_s: ClassVar[float] = 0.1
 
     def candidates(self, query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
-        return pair_of(query, view, self.max_key_blocks)
+        return pair_of(query, view)
 
     def choose(self, query: RouteQuery, loads: Mapping[str, InstanceLoad]) -> Decision:
         raise NotImplementedError("the policy weighs: the store chooses by its weights")
 
 
-def pair_of(query: RouteQuery, view: ClusterView, max_key_blocks: int) -> tuple[str, ...]:
+def pair_of(query: RouteQuery, view: ClusterView) -> tuple[str, ...]:
     """The candidate pair of the request's hash key, less those that are excluded; two others if both are.
 
     Raises:
         NoInstanceError: no ready instance is left for this request.
     """
-    key = query.key or view.key_of(query.chain, max_key_blocks)
+    key = query.key or view.key_of(query.chain)
     pair = view.rings.pair(key.hash)
     if not query.excluded:
         if not pair:

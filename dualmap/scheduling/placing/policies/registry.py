@@ -60,13 +60,11 @@ class _BuiltIn:
 
 
 def _in_pair(policy: type[PairPolicy]) -> _BuiltIn:
-    return _BuiltIn(lambda name, settings, _: policy(name, settings.max_key_blocks, settings.decode_stall_s))
+    return _BuiltIn(lambda name, settings, _: policy(name, settings.decode_stall_s))
 
 
 def _dualmap(*, rebalances: bool) -> _BuiltIn:
-    return _BuiltIn(
-        lambda name, settings, _: DualMap(name, settings.max_key_blocks, settings.decode_stall_s, rebalances)
-    )
+    return _BuiltIn(lambda name, settings, _: DualMap(name, settings.decode_stall_s, rebalances))
 
 
 def _in_fleet(policy: type[FleetPolicy]) -> _BuiltIn:
@@ -84,7 +82,7 @@ _BUILT_IN: dict[str, _BuiltIn] = {
     "dualmap-min-ttft": _in_pair(DualMapMinTtft),
     "dualmap-no-rebalance": _dualmap(rebalances=False),
     "dualmap-least-cost": _BuiltIn(
-        lambda name, settings, options: DualMapLeastCost(settings.max_key_blocks, settings.kv_weight_s, name, options),
+        lambda name, settings, options: DualMapLeastCost(settings.kv_weight_s, name, options),
         LeastCostOptions,
     ),
     "cache-affinity": _in_pair(CacheAffinity),

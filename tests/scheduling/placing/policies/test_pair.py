@@ -8,6 +8,7 @@ import pytest
 from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.view import ClusterView
 
@@ -62,10 +63,15 @@ def with_own_second_block(number: int) -> RouteQuery:
 
 
 def test_the_longest_key_bounds_the_spreading(policy: Build, view: View) -> None:
-    hot = view(IDS, hot={1: 1})
-    asks = [with_own_second_block(number) for number in range(20)]
+    shared = tuple(range(1, MAX_KEY_BLOCKS + 1))
+    hot = view(IDS, hot={block: block for block in shared})
 
-    assert len({policy("dualmap", max_key_blocks=1).candidates(ask, hot) for ask in asks}) == 1
+    def candidates(common: int) -> int:
+        chains = (Chain((*shared[:common], 10**6 + number), 100, 100 * (common + 1)) for number in range(20))
+        return len({policy("dualmap").candidates(RouteQuery(chain, slo_s=5.0), hot) for chain in chains})
+
+    assert candidates(MAX_KEY_BLOCKS) == 1
+    assert candidates(MAX_KEY_BLOCKS - 1) > 5
 
 
 def test_a_failed_candidate_leaves_the_other_one(
