@@ -676,7 +676,7 @@ def settings_of(instances: Instances, options: argparse.Namespace) -> dict[str, 
     return {
         "tenants": tenants_of(options),
         "router": {"admin_key": ADMIN_KEY, "tenant_cache_secret": "a-secret-of-the-fleet", "replica_lease_s": 1.5},
-        "worker": {"lease_ms": 800},
+        "worker": {"lease_s": 0.8},
         "scheduling": {"classes": CLASSES, "engine_priorities": True},
         "pools": [
             {

@@ -29,7 +29,7 @@ QUIET_S = 60.0
 """For what is left to be released: the longest transfer without a client may take 30 s."""
 COUNTS = ("pending_tokens", "dispatched_tokens", "context_tokens", "queued_requests", "running_requests")
 OPTIONS = (
-    "--router.replica_lease_s", "3", "--worker.lease_ms", "1500", "--worker.health_interval_s", "0.3",
+    "--router.replica_lease_s", "3", "--worker.lease_s", "1.5", "--worker.health_interval_s", "0.3",
     "--scheduling.split.mode", "always", "--emulator.transfer.latency_ms", "200",
 )  # fmt: skip
 

@@ -197,7 +197,7 @@ def configured(folder: Path, store_url: str, model: str, urls: list[str]) -> Pat
     members = [{"id": f"i{place}", "url": url, **limits} for place, url in enumerate(urls)]
     config = folder / "fleet.yaml"  # JSON is YAML
     pools = [{"name": "default", "model": model, "instances": members}]
-    config.write_text(json.dumps({"store": {"url": store_url}, "pools": pools, "worker": {"lease_ms": 2000}}))
+    config.write_text(json.dumps({"store": {"url": store_url}, "pools": pools}))  # names that both versions know
     return config
 
 

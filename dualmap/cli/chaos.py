@@ -16,7 +16,7 @@ from dualmap.research.commands import chaos as command
 S = TypeVar("S", bound=BaseModel)
 
 _ROUTER = {"replica_lease_s": 2.0, "settle_s": 0.0, "drain_timeout_s": 3.0}
-_WORKER = {"lease_ms": 1500, "health_interval_s": 0.5, "stall_down_s": 5.0}
+_WORKER = {"lease_s": 1.5, "health_interval_s": 0.5, "stall_down_s": 5.0}
 _EMULATOR = {"stream_interval": 4, "crash_on": DEADLY_TEXT}
 
 

@@ -27,6 +27,7 @@ REMOVED = {
     "scheduling.split.transfer_tokens_per_s": _LEARNED_TRANSFERS,
     "scheduling.split.decode_delay_weight": "it is a measured constant, which grows as answers come close to"
     " scheduling.split.slo_tpot_s",
+    "worker.lease_ms": "worker.lease_s, in seconds",
     "worker.time_scale": "scheduling.time_scale says it to replicas and workers at once",
 }
 """What answers a removed setting, or all settings of a removed section, by dotted name without the numbers of lists."""

@@ -63,8 +63,8 @@ class Election:
     ) -> None:
         self._pool = context.pool
         self._owner = context.worker_id
-        self._lease_ms = context.worker.lease_ms
-        self._lease_s = self._lease_ms / 1000
+        self._lease_s = context.worker.lease_s
+        self._lease_ms = round(self._lease_s * 1000)
         self._stop_timeout_s = stop_timeout_s
         self._clock = context.clock
         self._metrics = context.metrics

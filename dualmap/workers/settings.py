@@ -17,7 +17,9 @@ class WorkerSettings(BaseModel):
         None, ge=0, le=65535, description="port of the worker's /health and /metrics; 0: any free (none: not served)"
     )
 
-    lease_ms: int = Field(3000, ge=200, description="leadership lease; a dead leader is replaced within it, ms")
+    lease_s: float = Field(
+        3.0, ge=0.2, le=3600, description="leadership lease, seconds; a dead leader is replaced within it"
+    )
 
     health_interval_s: float = Field(1.0, gt=0, description="time between two checks of one instance, seconds")
     health_timeout_s: float = Field(1.0, gt=0, description="time for one health check, seconds")

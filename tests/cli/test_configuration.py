@@ -116,6 +116,7 @@ def test_a_policy_that_does_not_take_its_options_stops_the_start(options: str, s
             "scheduling: {split: {transfer_latency_s: 1}}",
             "split.transfer_latency_s: this setting was removed",
         ),
+        ("worker: {lease_ms: 3000}", "worker.lease_ms: this setting was removed: worker.lease_s, in seconds (from"),
         ("worker: {time_scale: 10}", "worker.time_scale: this setting was removed: scheduling.time_scale"),
         ("scheduling: {llm_d: {kv_weight: 1}}", "are scheduling.policy_options, by the same names (from"),
     ],
@@ -154,16 +155,16 @@ def test_a_wrong_value_is_named_with_where_it_came_from(
 
 def test_a_wrong_value_in_the_file_is_named_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "wrong.yaml"
-    path.write_text("worker: {lease_ms: soon}\n")
+    path.write_text("worker: {lease_s: soon}\n")
     message = complaint(config=path)
-    assert "worker.lease_ms" in message
+    assert "worker.lease_s" in message
     assert "'soon'" in message
     assert str(path) in message
 
 
 def test_all_wrong_values_are_reported_at_once() -> None:
-    message = complaint("--router.port", "x", "--worker.lease_ms", "y")
-    assert [line.partition(":")[0] for line in message.splitlines()] == ["router.port", "worker.lease_ms"]
+    message = complaint("--router.port", "x", "--worker.lease_s", "y")
+    assert [line.partition(":")[0] for line in message.splitlines()] == ["router.port", "worker.lease_s"]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_engines_that_live_faster_shorten_what_is_stated_in_their_time() -> None
     plain_fleet = plan_fleet(settings(), SIZE, (), "f").settings
     assert plan.scheduling.slo_ttft_s == plain_fleet.scheduling.slo_ttft_s / 10
     assert plan.scheduling.time_scale == 10
-    assert plan.worker.lease_ms == plain_fleet.worker.lease_ms
+    assert plan.worker.lease_s == plain_fleet.worker.lease_s
     rates = [each.pools[0].instances[0].prefill_tokens_per_s for each in (plan, plain_fleet)]
     assert rates[0] == 10 * rates[1]
 

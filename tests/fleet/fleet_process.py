@@ -20,7 +20,7 @@ T = TypeVar("T")
 READY_S = 60.0
 FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
 QUICK = (
-    "--router.replica_lease_s", "1.5", "--worker.lease_ms", "800",
+    "--router.replica_lease_s", "1.5", "--worker.lease_s", "0.8",
     "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
 )  # fmt: skip
 """Options with short leases, so that what follows a crash is seen soon."""

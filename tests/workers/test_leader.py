@@ -54,7 +54,7 @@ async def campaign(clock: ManualClock, metrics: WorkerMetrics) -> AsyncIterator[
 
     def start(pool: Any, owner: str, lead: Any = None) -> Any:
         office = Office()
-        worker = WorkerSettings(lease_ms=int(LEASE_S * 1000))
+        worker = WorkerSettings(lease_s=LEASE_S)
         context = context_of(pool, worker=worker, worker_id=owner, clock=clock, metrics=metrics)
         election = Election(context, stop_timeout_s=0.05)
         task = asyncio.create_task(election.run(lead or office.lead))

@@ -57,7 +57,7 @@ async def test_health_and_metrics_of_a_running_worker(valkey_url: str) -> None:
 async def test_health_stays_200_and_tells_how_the_last_call_to_the_store_went_without_a_call_of_its_own(
     clock: Any, flaky: Any, metrics: Any, store: Any
 ) -> None:
-    settings = WorkerSettings(lease_ms=3000)
+    settings = WorkerSettings(lease_s=3.0)
     worker = PoolWorker(context_of(flaky, worker=settings, clock=clock, metrics=metrics), store)
     running = asyncio.create_task(worker.run())
     app = create_app("w1", WorkerStatus([worker]), metrics)

@@ -22,7 +22,7 @@ from tests.support.placements import placement
 from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
-QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0)
+QUICK = WorkerSettings(lease_s=30.0, health_interval_s=0.05, health_timeout_s=30.0)
 JOBS = {
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
     "settings", "mender", "allotter",

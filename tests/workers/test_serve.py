@@ -48,7 +48,7 @@ asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(u
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
 HELD = StoredRequest("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
-_QUICK = {"lease_ms": 900, "health_interval_s": 0.1}
+_QUICK = {"lease_s": 0.9, "health_interval_s": 0.1}
 
 
 class WorkerProcess:
@@ -71,7 +71,7 @@ StartWorker = Callable[..., Awaitable[WorkerProcess]]
 
 @pytest.fixture
 async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
-    """``worker = await start_worker("w1", url, [instances], lease_ms=…)``; killed after the test."""
+    """``worker = await start_worker("w1", url, [instances], lease_s=…)``; killed after the test."""
     started: list[WorkerProcess] = []
 
     async def start(
@@ -144,7 +144,7 @@ async def test_a_killed_leader_is_replaced_and_what_it_would_write_is_refused(
 async def test_sigterm_hands_the_leadership_over_long_before_the_lease_ends(
     valkey_url: str, fleet: PoolStore, start_worker: StartWorker, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
-    first = await start_worker("w1", valkey_url, lease_ms=60_000)
+    first = await start_worker("w1", valkey_url, lease_s=60.0)
     await eventually(leader_of(fleet))
     second = await start_worker("w2", valkey_url)
 

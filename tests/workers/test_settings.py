@@ -20,11 +20,11 @@ def test_every_setting_is_described_and_names_its_unit() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"lease_ms": 0},
+        {"lease_s": 0.1},
         {"ops_port": 70_000},
         {"health_interval_s": 0},
         {"stall_down_s": 0},
-        {"lease_s": 3},
+        {"lease_ms": 3000},
         {"upstream_api_key": "a\r\nhost: elsewhere"},
     ],
 )

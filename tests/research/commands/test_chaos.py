@@ -43,8 +43,8 @@ def test_an_unknown_scenario_is_named_with_the_one_that_is_like_it() -> None:
 
 
 def test_leases_are_short_unless_they_are_set() -> None:
-    settings = with_short_times(Settings(worker=WorkerSettings(lease_ms=7000)))
+    settings = with_short_times(Settings(worker=WorkerSettings(lease_s=7.0)))
 
-    assert settings.worker.lease_ms == 7000
+    assert settings.worker.lease_s == 7.0
     assert settings.worker.stall_down_s < WorkerSettings().stall_down_s
     assert settings.emulator.crash_on

@@ -21,7 +21,7 @@ from tests.support.kubernetes_cluster import PODS, Cluster, asgi
 from tests.workers.contexts import context_of
 from tests.workers.scripted_server import ScriptedServer
 
-QUICK = WorkerSettings(lease_ms=30_000, health_interval_s=0.05, health_timeout_s=30.0)
+QUICK = WorkerSettings(lease_s=30.0, health_interval_s=0.05, health_timeout_s=30.0)
 
 
 @pytest.fixture
