@@ -279,10 +279,6 @@ class RouterSettings(BaseModel):
     tokenize_timeout_s: float = Field(
         0.25, gt=0, description="time for a prompt's tokens, seconds; then it is cut by bytes (see pools.tokenizer)"
     )
-    tokenize_threads: int = Field(1, ge=1, le=64, description="threads that tokenize, beside the event loop")
-    tokenize_cache_bytes: int = Field(
-        64 << 20, ge=0, description="memory for the blocks of tokenized prompts, bytes, of each pool"
-    )
 
     # retries -------------------------------------------------------------------------------------------------
     max_attempts: int = Field(
@@ -296,12 +292,6 @@ class RouterSettings(BaseModel):
         " are asked for and clients do not see; by its text; or not at all",
     )
     max_continuations: int = Field(8, ge=1, le=64, description="times that one stream goes on elsewhere at most")
-    max_kept_bytes: int = Field(
-        256 << 20,
-        ge=0,
-        description="memory for what is kept of streams that may have to go on elsewhere, bytes, of all together; a"
-        " stream that finds none left is not continued",
-    )
     native_relay: bool = Field(
         True,
         description="streams pass the native relay from their first token on, where it is built: a thread without the"

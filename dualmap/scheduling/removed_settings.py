@@ -27,6 +27,9 @@ REMOVED = {
     "scheduling.split.transfer_tokens_per_s": _LEARNED_TRANSFERS,
     "scheduling.split.decode_delay_weight": "it is a measured constant, which grows as answers come close to"
     " scheduling.split.slo_tpot_s",
+    "router.tokenize_threads": "there is a thread for four cores that the router may use, four at most",
+    "router.tokenize_cache_bytes": "it follows from the memory that the router may use: a 32nd of it, 64 MiB at most",
+    "router.max_kept_bytes": "it follows from the memory that the router may use: an eighth of it, 256 MiB at most",
     "worker.lease_ms": "worker.lease_s, in seconds",
     "worker.time_scale": "scheduling.time_scale says it to replicas and workers at once",
 }

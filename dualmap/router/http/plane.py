@@ -31,6 +31,11 @@ UPSTREAM_IDLE_S = 4.0
 """Below the five seconds after which vLLM closes an idle connection."""
 
 
+MOST_KEPT_BYTES = 256 << 20
+KEPT_PART = 8
+"""What is kept of streams that may have to go on elsewhere takes at most this part of the memory."""
+
+
 def _never() -> bool:
     return False
 
@@ -84,8 +89,9 @@ def build_data_plane(
     trust: InstanceTrust | None = None,
     observer: Observer | None = None,
     draining: Callable[[], bool] = _never,
+    memory_bytes: int = 2 << 30,
 ) -> DataPlane:
-    """The data plane over a life cycle. Touches no event loop yet."""
+    """The data plane over a life cycle, in a process that may use this much memory. Touches no event loop yet."""
     shortest_s = min(
         settings.client_timeout_s,
         settings.keep_alive_s,
@@ -117,7 +123,7 @@ def build_data_plane(
         bodies=bodies,
         long_bodies=LongBodies(bodies, trusts_transfers=settings.trust_transfers),
         usage_requests=UsageRequests(time.monotonic),
-        kept=KeptBudget(settings.max_kept_bytes),
+        kept=KeptBudget(min(MOST_KEPT_BYTES, memory_bytes // KEPT_PART)),
         relay=Relay(observer.relayed) if settings.native_relay and NATIVE is not None else None,
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),

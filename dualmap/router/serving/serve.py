@@ -32,6 +32,7 @@ from dualmap.router.settings import CUT_OFF_S, RouterSettings
 from dualmap.router.ui.chronicler import Chronicler
 from dualmap.runtime.certificates import RenewedContext
 from dualmap.runtime.collector import settle_collector
+from dualmap.runtime.machine import memory_bytes
 from dualmap.runtime.open_files import raise_open_files_limit
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantSettings
@@ -159,6 +160,7 @@ async def _serve(
         trust=runtime.trust,
         observer=runtime.context.metrics,
         draining=lambda: runtime.context.draining,
+        memory_bytes=memory_bytes(),
     )
     door = make_door(runtime, plane) if make_door is not None else None
     ports = [port_of(listener) for listener in listeners]

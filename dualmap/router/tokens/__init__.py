@@ -20,6 +20,7 @@ from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.extras import how_to_install
+from dualmap.runtime.machine import cores, memory_bytes
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.view import ClusterView
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
     from dualmap.router.tokens.encoder import LocalEncoder
     from dualmap.router.tokens.model_files import ChatTemplates
     from dualmap.router.tokens.tokenizer import PoolTokenizer
+
+
+MOST_CACHE_BYTES = 64 << 20
+CACHE_PART = 32
+"""The blocks of tokenized prompts take at most this part of the memory, in each pool."""
+MOST_THREADS = 4
+CORES_A_THREAD = 4
+"""Cores for each thread that tokenizes: the event loop, the relay and other replicas need the rest."""
 
 
 class NoTokenizerError(ValueError):
@@ -52,13 +61,13 @@ def build_tokenizer(
     folder = pool.tokenizer
     if folder is None:
         return None
-    key = settings.upstream_api_key
+    key, cache_bytes = settings.upstream_api_key, min(MOST_CACHE_BYTES, memory_bytes() // CACHE_PART)
     instances = InstanceTokenizer(
         pool.model,
         view,
         clock=clock,
         timeout_s=settings.tokenize_timeout_s,
-        max_bytes=settings.tokenize_cache_bytes,
+        max_bytes=cache_bytes,
         count=lambda how: metrics.tokenized[how].inc(),
         authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
         trust=trust,
@@ -66,7 +75,7 @@ def build_tokenizer(
     counters: dict[str, TokenCounter] = {INSTANCES: instances}
     comparison: Comparison | None = None
     if folder != "instances":
-        files = _by_files(pool, folder, settings, metrics)
+        files = _by_files(pool, folder, settings, metrics, cache_bytes)
         counters, comparison = {FILES: files, INSTANCES: instances}, partial(compare, files, instances)
     return VerifiedTokenizer(
         counters,
@@ -101,15 +110,18 @@ def read_model(pool: PoolSettings, folder: Path) -> tuple[LocalEncoder, ChatTemp
         raise NoTokenizerError(f"pool {pool.name!r}: {error}") from error
 
 
-def _by_files(pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics) -> PoolTokenizer:
+def _by_files(
+    pool: PoolSettings, folder: Path, settings: RouterSettings, metrics: PoolMetrics, cache_bytes: int
+) -> PoolTokenizer:
     encoder, templates = read_model(pool, folder)
     from dualmap.router.tokens.tokenizer import PoolTokenizer
 
+    threads = max(1, min(MOST_THREADS, cores() // CORES_A_THREAD))
     return PoolTokenizer(
         encoder,
         templates,
-        threads=ThreadPoolExecutor(settings.tokenize_threads, thread_name_prefix=f"tokenize {pool.name}"),
+        threads=ThreadPoolExecutor(threads, thread_name_prefix=f"tokenize {pool.name}"),
         timeout_s=settings.tokenize_timeout_s,
-        max_bytes=settings.tokenize_cache_bytes,
+        max_bytes=cache_bytes,
         count=lambda how: metrics.tokenized[how].inc(),
     )

@@ -82,12 +82,18 @@ async def start_router() -> AsyncIterator[StartRouter]:
             tls: Any = None,
             trust: Any = None,
             tenants: Any = None,
+            memory_bytes: int = 2 << 30,
             **settings: Any,
         ) -> Router:
             settings.setdefault("continue_streams", "off")
             settings.setdefault("native_relay", isinstance(asyncio.get_running_loop(), RelayLoop))
             plane = build_data_plane(
-                RouterSettings(**settings), intake, trust=trust, draining=draining, tenants=tenants
+                RouterSettings(**settings),
+                intake,
+                trust=trust,
+                draining=draining,
+                tenants=tenants,
+                memory_bytes=memory_bytes,
             )
             config = uvicorn.Config(app, http=http_protocol(plane), lifespan="off", proxy_headers=False)
             config.load()

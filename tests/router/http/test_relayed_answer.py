@@ -475,7 +475,7 @@ async def test_requests_that_are_sent_ahead_of_a_relayed_answer_are_answered_in_
 
 
 async def test_without_memory_a_relayed_stream_passes_and_is_not_kept(flowing: Begun) -> None:
-    _, router, _, client = await flowing(ends, max_kept_bytes=0)
+    _, router, _, client = await flowing(ends, memory_bytes=0)
     answer = await client.answer()
 
     assert answer.whole and answer.body.count(b"word") == len(WORDS) and b'token_ids":[' not in answer.body

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.http.plane import KEPT_PART
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http.kit import Client, PlacedRequest, Talk, eventually
 from tests.router.http.phases.answers import StartFleet, events
@@ -598,7 +599,8 @@ async def test_the_request_of_a_stream_that_became_too_long_to_be_kept_leaves_th
         await talk.end_stream()
 
     _, _, client = await fleet(
-        script, settings={**ON, "max_body_bytes": 2 * prompt_bytes, "max_kept_bytes": prompt_bytes + (200 << 10)}
+        script,
+        settings={**ON, "max_body_bytes": 2 * prompt_bytes, "memory_bytes": KEPT_PART * (prompt_bytes + (200 << 10))},
     )
     tracemalloc.start()
     try:
