@@ -33,11 +33,12 @@ REMOVED = {
     "worker.lease_ms": "worker.lease_s, in seconds",
     "worker.time_scale": "scheduling.time_scale says it to replicas and workers at once",
 }
-"""What answers a removed setting, or all settings of a removed section, by dotted name without the numbers of lists."""
+"""The answer to a removed setting, or to all settings of a removed section, by dotted name without the numbers of
+lists."""
 
 
 def removed(name: str) -> str | None:
-    """What to tell those who set this; None where no former version had it."""
+    """The message for those who set this; None where no former version had it."""
     parts = [part for part in name.split(".") if not part.isdecimal()]
     for length in range(len(parts), 0, -1):
         if answer := REMOVED.get(".".join(parts[:length])):

@@ -114,7 +114,7 @@ _figures = attrgetter(
     *("cached_blocks", "tokens_per_s", "kv_capacity_tokens", "passed_over_tokens", "dispatch_window_tokens"),
     *("max_running_requests", "max_queued_requests", "version"),
 )
-"""What a load has of the record, in its order, beside the counts."""
+"""Fields of the record that a load has beside the counts, in its order."""
 _counts = attrgetter(*COUNTED)
 _STATES = {str(state): state for state in InstanceState}
 _ROLES = {str(role) for role in Role}
@@ -185,7 +185,7 @@ def _added(kind: type[DataclassInstance], names: Sequence[str]) -> dict[str, str
 
 _INSTANCE_FIELDS = [each.name for each in fields(InstanceRecord)]
 _RARE = [each.name for each in fields(InstanceRecord) if each.default is MISSING]
-"""What is described of an instance, or learned: no transition changes it."""
+"""Fields that are described of an instance, or learned: no transition changes them."""
 _RECORDED = [*_RARE, *COUNTED, *(name for name in _INSTANCE_FIELDS if name not in (*_RARE, *COUNTED))]
 INSTANCE: Final = Record(_RECORDED, _added(InstanceRecord, _INSTANCE_FIELDS), rare=len(_RARE))
 _in_order, _in_text = itemgetter(*_INSTANCE_FIELDS), attrgetter(*INSTANCE.names)

@@ -54,7 +54,7 @@ class _Known:
     tokens of the context. In the order in which they ended, without those that another one continued."""
 
     def leave(self, chain: Chain, output_tokens: int) -> None:
-        """It is over."""
+        """The request is over."""
         self.prompt_tokens -= chain.prompt_tokens
         self.output_tokens -= output_tokens
         if chain.hashes:
@@ -137,7 +137,7 @@ class ContextsAhead:
         return known
 
     def over(self, instance_id: str, request_id: str) -> None:
-        """It is over there, or was not sent there."""
+        """The request is over there, or was not sent there."""
         known = self._known.get(instance_id)
         found = None if known is None else known.requests.pop(request_id, None)
         if known is not None and found is not None:

@@ -47,7 +47,7 @@ class Outbox:
         self._limit = limit
         self._clock = clock
         self._arrival: asyncio.Future[None] | None = None
-        """What ``run`` waits by while nothing is posted: a future costs a request less than an event."""
+        """The future by which ``run`` waits while nothing is posted: a future costs a request less than an event."""
         self._owed = 0
         self._settled = asyncio.Event()
         """Set when nothing is owed any more, for those that ``flush``."""
@@ -92,7 +92,7 @@ class Outbox:
                     self._settled.set()
 
     def _next_posted(self) -> Sequence[_Posted]:
-        """Those that are delivered next, taken out of the queue."""
+        """The releases that are delivered next, taken out of the queue."""
         posted = self._posted
         if len(posted) > TOGETHER:
             return [posted.popleft() for _ in range(TOGETHER)]

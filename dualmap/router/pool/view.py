@@ -108,8 +108,8 @@ class ViewKeeper:
                 await self.refresh()
 
     async def look_again(self) -> None:
-        """As ``look``, for what a client names and is not known here. Callers share one look, which waits until
-        ``LOOK_PAUSE_S`` after the last one."""
+        """Look as ``look`` does, for what a client names and is not known here. Callers share one look, which waits
+        until ``LOOK_PAUSE_S`` after the last one."""
         if self._looking is None:
             self._looking = asyncio.create_task(self._look_paced())
         with contextlib.suppress(TimeoutError):

@@ -103,7 +103,7 @@ def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tu
 
 @value
 class Asked:
-    """Who sent a request, and for what."""
+    """The sender of a request, and the model, pool and key that it is for."""
 
     request_id: str
     model: str
@@ -153,7 +153,7 @@ class Course:
     received_unix_s: float
     slo_s: float
     placed_s: float | None = None
-    """Its age when its first reservation was made."""
+    """The age of the request when its first reservation was made."""
     held_s: float | None = None
     first_token_s: float | None = None
     done_s: float | None = None
@@ -171,7 +171,7 @@ class Answer:
     outcome: str | None = None
     expected_cached_tokens: int = 0
     usage: Usage = field(default_factory=Usage)
-    """As its instance reported it."""
+    """The usage as the instance reported it."""
 
 
 @value
@@ -187,7 +187,7 @@ class DecodeLeg:
 
 @value
 class Detours:
-    """What happens to few requests."""
+    """Facts that few requests have."""
 
     failures: tuple[str, ...] = ()
     failed_after_s: tuple[float, ...] = ()
@@ -199,7 +199,7 @@ class Detours:
     """The limits that it drew from, in words, where one kept it out."""
     is_split: bool = False
     prefilled_s: float | None = None
-    """Its age when the prefill leg had answered."""
+    """The age of the request when the prefill leg had answered."""
     decode: DecodeLeg | None = None
 
 

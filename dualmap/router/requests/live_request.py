@@ -109,15 +109,15 @@ class LiveRequest:
     _continued_at_s: float | None = None
     """The time since which its client waits for the rest of its answer; None: it does not."""
     _deadline: Deadline | None = None
-    """Its deadline, until it is counted whether it was on time; None: that is done, or it has none."""
+    """The deadline, until it is counted whether the request was on time; None: that is done, or it has none."""
     _is_overdue: bool = False
-    """Its deadline has passed, and it waits for its first token, as far as that is seen."""
+    """The deadline has passed, and the request waits for its first token, as far as that is seen."""
     on_leave: Callable[[InstanceFailure | None], None] | None = None
     """Called when it leaves its instances, with what failed it there, if anything did."""
     on_evict: Callable[[str], None] | None = None
     """Called when it is to leave its instance for a request of a higher class, with the reason."""
     abort_requested: bool = False
-    """Its client has asked for its end by its id: an answer that its instance aborts then has not failed."""
+    """The client has requested the end by the id: an answer that its instance aborts then has not failed."""
 
     def __init__(
         self,
@@ -343,7 +343,7 @@ class LiveRequest:
         self._report(Failed(failure, begun=True))
 
     async def moved(self, failure: InstanceFailure, target: InstanceSpec) -> None:
-        """Its instance failed it, and who carries its bytes has sent it to ``target``.
+        """The instance failed the request, and the gateway that carries its bytes has sent it to ``target``.
 
         Raises:
             RouterError: the store did not take it. ``finish`` has been called.

@@ -213,7 +213,7 @@ class Refresh(Step[PlacingPort, None]):
 
 
 class Sight(Protocol):
-    """What is known of a fleet."""
+    """A fleet as a search knows it."""
 
     @property
     def view(self) -> ClusterView: ...
@@ -286,7 +286,7 @@ class Placed:
 
 @value
 class SearchRules:
-    """What is the same for all searches of a pool."""
+    """The rules that are the same for all searches of a pool."""
 
     policy: Policy
     order: QueueOrder

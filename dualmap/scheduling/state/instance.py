@@ -118,7 +118,7 @@ class LiveCounts:
 
 @value
 class Counts(LiveCounts):
-    """What requests add to the counts of an instance."""
+    """The amounts that requests add to the counts of an instance."""
 
     @classmethod
     def sum(cls, each: Sequence[Counts]) -> Counts:

@@ -21,7 +21,8 @@ RULES: Final[tuple[Callable[..., Any], ...]] = (
 COUNTING: Final = {"count": counts_of, "count_prefill": growth_at_prefill}
 """Rules that give counts, by the names of the functions that add these to an instance, or with -1 take them away."""
 _ATTRIBUTES: Final = {"prefill_tokens_per_s": "tokens_per_s"} | {name: f"told.{name}" for name in REPORTED_FIELDS}
-"""What the tables of scripts name otherwise: a record's learned rate, and what a replica reported of a request."""
+"""Fields that the tables of scripts name otherwise: a record's learned rate, and what a replica reported of a
+request."""
 
 
 def _placed(_: type[Any], given: Mapping[str, str]) -> str:
