@@ -34,7 +34,8 @@ from router_overhead import MockInstance, cpu_s
 
 from dualmap.statestore.embedded import EmbeddedValkey
 from tests.fleet.fleet_process import running_fleet, until
-from tests.support.envoy_process import example, free_port, page, running_envoy, running_picker, without
+from tests.support.envoy_process import example, page, running_envoy, running_picker, without
+from tests.support.ports import free_port
 
 CHUNKS = 200
 CONNECTIONS = 4
@@ -157,7 +158,7 @@ async def streams(url: str, count: int, pace_ms: int) -> tuple[list[float], list
 
 
 def cost(requests: int, rounds: int, pace_ms: int) -> None:
-    instance, plain, bare = (free_port(25_000) for _ in range(3))
+    instance, plain, bare = (free_port() for _ in range(3))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(process_of(mock_instance, instance))
@@ -281,7 +282,7 @@ def _opened(way: str, folder: Path, stack: contextlib.ExitStack, options: argpar
     if way == "envoy":
         behind = [int(fleet.endpoint.rpartition(":")[2])]
         envoy = stack.enter_context(
-            running_envoy(folder, without(example(), "lua", "ext_proc"), pickers=[free_port(25_000)], instances=behind)
+            running_envoy(folder, without(example(), "lua", "ext_proc"), pickers=[free_port()], instances=behind)
         )
     else:
         config = fleet.directory / "fleet.yaml"
@@ -297,7 +298,7 @@ def _opened(way: str, folder: Path, stack: contextlib.ExitStack, options: argpar
     if options.all_by_envoy:
         url = envoy.url
     else:
-        port = free_port(25_000)
+        port = free_port()
         doors = [int(each.rpartition(":")[2]) for each in (envoy.url, fleet.endpoint)]
         stack.enter_context(process_of(both_doors, port, doors))
         url = f"http://127.0.0.1:{port}"

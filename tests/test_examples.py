@@ -23,7 +23,7 @@ from dualmap.scheduling.placing.policies.registry import BUILDERS, add_policy
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.settings import OWN_POLICIES, SchedulingSettings
 from dualmap.workers.actuators import Webhook
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 POLICY = EXAMPLES / "own_policy" / "short_first.py"
@@ -100,7 +100,7 @@ def test_a_policy_that_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_webhooks_receiver_acts_once_on_each_signed_decision() -> None:
-    port = first_port(25_000)
+    port = free_port()
     words = [sys.executable, str(EXAMPLES / "scaling_webhook.py"), str(port), "secret"]
     record = decision(size=2, wanted=4)
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: ASYNC220

@@ -12,7 +12,7 @@ from dualmap.cli.configuration import load_settings, split_flags
 from dualmap.cli.errors import CommandError
 from dualmap.cli.fleet_plan import FleetSize, first_of_free_ports, free_ports, plain, plan_fleet
 from dualmap.cli.settings import Settings
-from tests.support.ports import first_port
+from tests.support.ports import ports_in_a_row
 
 SIZE = FleetSize(replicas=3, workers=2, instances=4)
 
@@ -103,7 +103,7 @@ def test_ports_in_a_row_skip_those_that_are_taken() -> None:
 
 def test_emulators_keep_off_the_ports_of_the_routers() -> None:
     # given an endpoint on the port that emulators would take first, with enough free ports above it
-    port = first_of_free_ports(first_port(26_000), 1, "127.0.0.1")
+    port = ports_in_a_row(2 + SIZE.instances) + 1
 
     plan = plan_fleet(settings("--router.port", str(port), "--emulator.port", str(port - 1)), SIZE, (), "f")
 

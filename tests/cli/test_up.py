@@ -25,7 +25,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 
 def test_a_store_that_cannot_be_reached_is_named_and_no_empty_folder_stays_behind(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_a_server_of_another_model_is_named_with_the_way_out(server: str) 
 
 
 async def test_the_one_model_that_all_servers_list_needs_no_setting(server: str) -> None:
-    nothing = f"http://127.0.0.1:{first_port(26_000)}"
+    nothing = f"http://127.0.0.1:{free_port()}"
     assert await listed_model(Settings(), [server, f"{server}/", nothing]) == "qwen"
     assert await listed_model(Settings(), [nothing]) is None
     assert await listed_model(Settings(), []) is None

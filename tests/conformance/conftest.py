@@ -30,7 +30,7 @@ import pytest
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from tests.conformance.server import Server, connected
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 START_TIMEOUT_S = 600.0
 REAL_URL = os.environ.get("DUALMAP_VLLM_URL")
@@ -55,7 +55,7 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
             yield replace(found, kv_events=endpoints[0], kv_replay=endpoints[1])
         return
     settings = EmulatorSettings(
-        port=first_port(20_000), time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True,
+        port=free_port(10, 20), time_scale=20.0, block_tokens=32, max_model_len=8192, store_responses=True,
         kv_events_port_offset=10, scale_out=True,
     )  # fmt: skip
     async with emulated_instances(settings) as (instance,), connected(instance.url, real=False) as found:

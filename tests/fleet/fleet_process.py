@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dualmap.cli.main import main
 from dualmap.research.chaos.fleet_process import FleetProcess
-from tests.support.ports import first_port
+from tests.support.ports import ports_in_a_row
 
 T = TypeVar("T")
 
 READY_S = 60.0
-FREE_PORTS = ("--port", "0", "--emulator.port", str(first_port(21_000)))
+MOST_EMULATED = 8
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_s", "0.8",
     "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
@@ -92,18 +94,26 @@ class Fleet(FleetProcess):
         until(lambda: not self.live_requests() and self.pending_tokens() == 0, "nothing is left over", deadline_s)
 
     def dualmap(self, *words: str, exit_codes: Sequence[int] = (0,)) -> str:
-        """Run a `dualmap` command against this fleet; its standard output, given one of the exit codes."""
-        done = subprocess.run(
-            [sys.executable, "-m", "dualmap", *words], capture_output=True, text=True, timeout=60, check=False
-        )
+        """Run a `dualmap` command against this fleet, in this process, which has the modules already; its standard
+        output, given one of the exit codes."""
+        printed, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            code = main(words)
+        assert code in exit_codes, f"exit code {code}:\n{printed.getvalue()}{errors.getvalue()}"
+        return printed.getvalue()
+
+    def replay(self, *words: str, exit_codes: Sequence[int] = (0,)) -> None:
+        """Run `dualmap replay` against this fleet, as a process of its own: its clients do not wait for this one."""
+        command = [sys.executable, "-m", "dualmap", "replay", "--url", self.endpoint, *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode in exit_codes, f"exit code {done.returncode}:\n{done.stdout}{done.stderr}"
-        return done.stdout
 
 
 @contextlib.contextmanager
 def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
     """A fleet on free ports for the time of the context; it must stop by itself within a bound."""
-    fleet = Fleet.start(directory, (*FREE_PORTS, "--time-scale", "20", *options))
+    ports = ("--port", "0", "--emulator.port", str(ports_in_a_row(MOST_EMULATED)))
+    fleet = Fleet.start(directory, (*ports, "--time-scale", "20", *options))
     try:
         until(lambda: fleet.is_ready, "the fleet is ready", READY_S)
         yield fleet

@@ -19,7 +19,7 @@ import yaml
 
 from dualmap.simulation.commands.replay import SOME_FAILED
 from tests.fleet.fleet_process import Fleet, running_fleet, until
-from tests.support.ports import first_port
+from tests.support.ports import ports_in_a_row
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
 CROWDED = ("--autoscale", "2:4", "--replicas", "2", "--workers", "1", "--time-scale", "20")
@@ -65,8 +65,8 @@ def test_a_spare_joins_below_the_minimum_and_an_instance_that_an_operator_parked
 def test_a_flash_crowd_brings_spares_in_and_its_end_parks_them_and_no_answer_is_lost_by_it(tmp_path: Path) -> None:
     with running_fleet(tmp_path, CROWDED) as fleet:
         report = tmp_path / "report.json"
-        to_fleet = ("--url", fleet.endpoint, "--time-scale", "20", "--quiet", "--json", str(report))
-        fleet.dualmap("replay", *CROWD, *to_fleet, exit_codes=(0, SOME_FAILED))  # the failures are judged below
+        words = (*CROWD, "--time-scale", "20", "--quiet", "--json", str(report))
+        fleet.replay(*words, exit_codes=(0, SOME_FAILED))  # the failures are judged below
 
         log = " ".join(inspect(fleet, "scaling").split())
         assert re.search(r"2 -> [34]: (crowd|overload)", log), log
@@ -126,7 +126,7 @@ def emulators(directory: Path, count: int) -> Iterator[list[str]]:
         "dualmap",
         "emulate",
         "--port",
-        str(first_port(23_000)),
+        str(ports_in_a_row(count)),
         "--time-scale",
         "20",
     )

@@ -17,7 +17,7 @@ import pytest
 from dualmap.research.chaos.fleet_process import unconfigured
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 from tests.fleet.kv_views import complete, views
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 BLOCK_TOKENS = 128
 CAPACITY_TOKENS = 30 * BLOCK_TOKENS
@@ -27,7 +27,7 @@ MODEL = "qwen2.5-7b"
 @pytest.fixture
 def server() -> Iterator[str]:
     """One emulated server with two engines; its URL."""
-    port = first_port(24_000)
+    port = free_port(10, 11, 20, 21)
     options = {
         "port": port, "data_parallel_size": 2, "kv_events_port_offset": 10, "kv_capacity_tokens": CAPACITY_TOKENS,
         "max_model_len": 3000, "time_scale": 20,

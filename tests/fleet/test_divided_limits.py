@@ -19,8 +19,8 @@ from redis.crc import key_slot
 
 from dualmap.statestore.keys import PoolKeys
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet
-from tests.statestore.processes import form_cluster, free_port, running
-from tests.support.ports import first_port
+from tests.statestore.processes import form_cluster, node_port, running
+from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
 
 QUOTA = 80
@@ -46,7 +46,7 @@ def two_nodes(folder: Path) -> Iterator[list[tuple[redis.Redis, int]]]:
         for name in ("left", "right"):
             (folder / name).mkdir()
             options = ("--cluster-enabled", "yes", "--save", "")
-            port = free_port()
+            port = node_port()
             nodes.append((stack.enter_context(running(binary_of("valkey"), folder / name, *options, port=port)), port))
         asyncio.run(form_cluster(nodes))
         yield nodes
@@ -68,7 +68,7 @@ def instance(model: str, port: int) -> Iterator[str]:
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two routers and a worker for two pools, each with an instance and on a node of its own."""
     tmp_path = tmp_path_factory.mktemp("divided")
-    names, ports = pool_names(), (first_port(22_000), first_port(22_000) + 1)
+    names, ports = pool_names(), (free_port(), free_port())
     with two_nodes(tmp_path) as nodes, instance("small", ports[0]) as small, instance("large", ports[1]) as large:
         pools = [
             {"name": name, "model": model, "instances": [{"id": model, "url": url}]}

@@ -16,7 +16,8 @@ from dualmap.scheduling.tenants.budgets import KINDS
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.codec import budgets_from
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
-from tests.statestore.processes import free_port, running
+from tests.statestore.processes import running
+from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
 
 QUOTA, CLIENTS, OUTAGES = 90, 12, 3

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dualmap.cli.main import main
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 
@@ -65,10 +66,8 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
         emulator.wait()
 
 
-def test_an_instance_that_nobody_knows_is_an_error_that_names_it(fleet: Fleet) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dualmap", "instances", "drain", "nobody", "--url", fleet.endpoint],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert "'nobody'" in done.stderr
+def test_an_instance_that_nobody_knows_is_an_error_that_names_it(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["instances", "drain", "nobody", "--url", fleet.endpoint]) == 2
+    assert "'nobody'" in capsys.readouterr().err

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from tests.fleet.fleet_process import Fleet, until
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
@@ -54,7 +54,7 @@ def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("needs prometheus")
-    folder, port = tmp_path_factory.mktemp("prometheus"), first_port(24_000)
+    folder, port = tmp_path_factory.mktemp("prometheus"), free_port()
     replicas = fleet.dualmap("inspect", "overview", "--store.url", fleet.store_url)
     targets = sorted(set(re.findall(r"ops_url http://([\d.:]+)", replicas)))
     scrapes = [{"job_name": "router", "honor_labels": True, "static_configs": [{"targets": targets}]}]

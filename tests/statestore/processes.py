@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,16 +11,12 @@ from pathlib import Path
 
 import redis
 
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 
-def free_port(first: int = 21_000) -> int:
-    # Below the ephemeral range: a cluster's bus listens 10000 ports higher.
-    for port in range(first_port(first), 31_000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port")
+def node_port() -> int:
+    """The port of a node of a cluster, whose bus listens 10,000 ports higher."""
+    return free_port(10_000)
 
 
 @contextlib.contextmanager

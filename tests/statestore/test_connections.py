@@ -21,10 +21,11 @@ from dualmap.statestore.errors import StoreConfigurationError, StoreError, Store
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.connections import Address, connection_pool
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.processes import free_port, running
+from tests.statestore.processes import running
 from tests.statestore.samples import SCHEDULING
 from tests.statestore.tls_front import Authority, tls_front
 from tests.support.certificates import mounted
+from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
 
 
@@ -115,7 +116,7 @@ async def test_a_renewed_client_certificate_is_shown_when_the_store_is_connected
 ) -> None:
     monkeypatch.setattr(certificates, "CHECK_S", 0.0)
     ca, next_ca = trustme.CA(), trustme.CA()
-    server, port, front = ca.issue_cert("127.0.0.1"), port_of(server_url), free_port(22_000)
+    server, port, front = ca.issue_cert("127.0.0.1"), port_of(server_url), free_port()
     files = mounted(tmp_path / "tls", ca.issue_cert("fleet"), ca)
     url = (
         f"rediss://127.0.0.1:{front}/0?ssl_ca_certs={files.ca}&ssl_certfile={files.certificate}&ssl_keyfile={files.key}"
@@ -144,7 +145,7 @@ async def test_a_renewed_client_certificate_is_shown_when_the_store_is_connected
 
 
 async def test_a_redis_that_wants_certificates_serves_who_shows_one(tmp_path: Path) -> None:
-    ca, binary, plain, secure = trustme.CA(), binary_of("redis-debian"), free_port(), free_port(23_500)
+    ca, binary, plain, secure = trustme.CA(), binary_of("redis-debian"), free_port(), free_port()
     served = mounted(tmp_path / "redis", ca.issue_cert("127.0.0.1"), ca)
     own = mounted(tmp_path / "fleet", ca.issue_cert("fleet"), ca)
     options = (

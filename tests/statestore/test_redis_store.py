@@ -16,9 +16,10 @@ from dualmap.statestore.errors import StoreConfigurationError, StoreError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.processes import free_port, running
+from tests.statestore.processes import node_port, running
 from tests.statestore.samples import SCHEDULING, assert_sums_hold, finish, grant, instance, lead, place, record
 from tests.statestore.scripted_server import scripted_server
+from tests.support.ports import free_port
 
 Allow = Callable[..., str]
 
@@ -114,7 +115,7 @@ async def test_a_sentinel_is_no_store(tmp_path: Path, binary: Path) -> None:
 async def test_one_node_of_a_cluster_is_a_store_with_a_warning(
     tmp_path: Path, binary: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    port = free_port()
+    port = node_port()
     with running(binary, tmp_path, "--cluster-enabled", "yes", port=port):
         store = RedisStore(StoreSettings(url=f"redis://127.0.0.1:{port}/0"), scheduling=SCHEDULING)
         await store.open()

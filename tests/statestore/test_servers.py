@@ -21,10 +21,11 @@ from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.redis.connections import Address
 from dualmap.statestore.redis.servers import Servers, tls_context
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.processes import form_cluster, free_port, running, until_ok
+from tests.statestore.processes import form_cluster, node_port, running, until_ok
 from tests.statestore.samples import CHAIN, SCHEDULING, instance, place
 from tests.statestore.tls_front import Authority, tls_front
 from tests.support.certificates import mounted
+from tests.support.ports import free_port
 
 KEYS = PoolKeys("dualmap", "default")
 
@@ -189,7 +190,7 @@ async def test_a_server_that_is_in_no_cluster_is_a_wrong_configuration(server_ur
 
 
 async def test_the_nodes_of_a_cluster_are_verified_by_a_private_authority(tmp_path: Path, binary: Path) -> None:
-    authority, port, front = Authority(tmp_path), free_port(), free_port(22_000)
+    authority, port, front = Authority(tmp_path), node_port(), free_port()
     options = ("--cluster-enabled", "yes", "--cluster-announce-port", str(front))
     with running(binary, tmp_path, *options, port=port) as client:
         client.execute_command("CLUSTER", "ADDSLOTS", *range(16_384))
@@ -218,7 +219,7 @@ async def test_every_pool_of_a_cluster_lives_on_the_node_of_its_slot(tmp_path: P
         for name in ("left", "right"):
             folder = tmp_path / name
             folder.mkdir()
-            port = free_port()
+            port = node_port()
             client = stack.enter_context(running(binary, folder, "--cluster-enabled", "yes", "--save", "", port=port))
             nodes.append((client, port))
         await form_cluster(nodes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -17,25 +16,11 @@ from typing import Any
 import yaml
 
 from dualmap.research.chaos.fleet_process import unconfigured
-from tests.support.ports import PORTS_EACH, first_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "envoy" / "envoy.yaml"
 BINARY = Path(sys.executable).parent / "envoy"
-
-
-_given: set[int] = set()
-
-
-def free_port(base: int) -> int:
-    """A port that nothing listens on, and that was not given before."""
-    for port in range(first_port(base), first_port(base) + PORTS_EACH):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            if port not in _given:
-                _given.add(port)
-                return port
-    raise OSError(f"no port from {first_port(base)} on is free")
 
 
 def page(url: str) -> str:
@@ -93,7 +78,7 @@ def running_envoy(
     directory: Path, config: dict[str, Any], *, pickers: Sequence[int], instances: Sequence[int]
 ) -> Iterator[Envoy]:
     """An Envoy with this configuration, on free ports."""
-    listens, admin = free_port(23_000), free_port(23_000)
+    listens, admin = free_port(), free_port()
     config["static_resources"]["listeners"][0]["address"]["socket_address"]["port_value"] = listens
     config["admin"]["address"]["socket_address"]["port_value"] = admin
     set_hosts(config, "pickers", pickers)
@@ -123,7 +108,7 @@ class RunningPicker:
 @contextlib.contextmanager
 def running_picker(directory: Path, config: Path, *options: str) -> Iterator[RunningPicker]:
     """A picker of the fleet that this file configures. It is not waited for."""
-    port, ops_port = free_port(24_000), free_port(24_000)
+    port, ops_port = free_port(), free_port()
     output = directory / f"picker-{port}.out"
     command = [sys.executable, "-m", "dualmap", "picker", "--config", str(config)]
     command += ["--picker.port", str(port), "--picker.ops_port", str(ops_port), "--router.settle_s", "0.1", *options]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import yaml
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.workers.ops import serve_ops
 from tests.support.kubernetes_cluster import PODS, Cluster, Scaled, asgi
+from tests.support.ports import free_port
 
 READY_S = 60.0
 
@@ -37,13 +37,6 @@ async def until(probe: Callable[[], Awaitable[Any]], what: str, within_s: float 
     while not await probe():
         assert time.monotonic() < end_s, f"never within {within_s:g} s: {what}"
         await asyncio.sleep(0.05)
-
-
-def free_port() -> int:
-    """A port that nothing listens on now: several of these fleets may run beside each other."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 async def listens(port: int) -> bool:

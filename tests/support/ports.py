@@ -1,37 +1,39 @@
-"""Ports for tests that need some in a row: below those that the kernel gives to processes that ask for any, and in
-places of their own for each process that runs tests on this machine."""
+"""Ports for servers of tests that must know them before they listen, or keep them while they are down."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
-from functools import cache
-from pathlib import Path
+import contextlib
+import socket
 
-PORTS_EACH = 50
-_PLACES = 20
-_DISTANCE = 1000
-"""Uses have bases so far apart: PORTS_EACH * _PLACES."""
+HOST = "127.0.0.1"
+_ATTEMPTS = 1000
+_kept: list[contextlib.ExitStack] = []
+"""What keeps sockets bound to the ports that were given, as long as this process lives."""
 
 
-def first_port(base: int) -> int:
-    """Where this process looks; ``base`` is the use's, so that uses do not meet either."""
-    return base + PORTS_EACH * _own_place()
+def free_port(*also: int) -> int:
+    """A port that the kernel gives, and gives to nothing else while this process lives: to no process that wants any
+    port, and to no connection. A server may listen there, and again after it was down.
+
+    ``also`` are distances of other ports that belong to it: those so far above it are kept as well.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.ExitStack() as bound, contextlib.suppress(OSError, OverflowError):
+            first = _bind(bound, 0)
+            for distance in also:
+                _bind(bound, first + distance)
+            _kept.append(bound.pop_all())
+            return first
+    raise OSError(f"no free port with others {also} above it")
 
 
-@cache
-def _own_place() -> int:
-    """A number that no other process has while this one lives: its lock ends with the process, however it ends."""
-    for place in range(_PLACES):
-        descriptor = os.open(Path(tempfile.gettempdir(), f"dualmap-test-ports-{place}"), os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            continue
-        return place
-    raise OSError(f"{_PLACES} processes run tests already; wait until one has ended")
+def ports_in_a_row(count: int) -> int:
+    """The first of so many ports in a row."""
+    return free_port(*range(1, count))
 
 
-assert PORTS_EACH * _PLACES <= _DISTANCE
+def _bind(bound: contextlib.ExitStack, port: int) -> int:
+    keeper = bound.enter_context(socket.socket())
+    keeper.bind((HOST, port))  # which fails where anybody else has it
+    keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on a server that sets this may share it
+    return int(keeper.getsockname()[1])

@@ -41,7 +41,7 @@ from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from tests.statestore.processes import free_port, running
+from tests.statestore.processes import running
 from tests.statestore.samples import (
     CHAIN,
     DEADLINE,
@@ -57,6 +57,7 @@ from tests.statestore.samples import (
     until,
     within,
 )
+from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
 
 

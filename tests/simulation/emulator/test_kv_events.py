@@ -17,7 +17,7 @@ from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.workload.tokenizer import encode
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.sockets import EventSockets
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 
 BLOCK_TOKENS = 16
 TEXT = "".join(f"word {number} " for number in range(60))
@@ -26,7 +26,7 @@ TEXT = "".join(f"word {number} " for number in range(60))
 @pytest.fixture
 async def emulator() -> AsyncIterator[EmulatedInstance]:
     settings = EmulatorSettings(
-        port=first_port(27_000), kv_events_port_offset=10, block_tokens=BLOCK_TOKENS,
+        port=free_port(10, 20), kv_events_port_offset=10, block_tokens=BLOCK_TOKENS,
         kv_capacity_tokens=BLOCK_TOKENS * 24, max_num_batched_tokens=512, max_num_seqs=8, time_scale=1000.0,
     )  # fmt: skip
     async with emulated_instances(settings) as (instance,):

@@ -13,7 +13,7 @@ import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
-from tests.support.ports import PORTS_EACH, first_port
+from tests.support.ports import ports_in_a_row
 
 PROGRAM = """
 import sys
@@ -83,7 +83,7 @@ async def test_with_a_shutdown_timeout_running_requests_finish_while_new_ones_fa
 
 async def test_a_taken_port_leaves_nothing_open() -> None:
     # given two free ports in a row, the second of which is then taken
-    first = await two_free_ports()
+    first = ports_in_a_row(2)
     async with emulated_instances(EmulatorSettings(port=first + 1)):
         # when a process wants both
         with pytest.raises(OSError, match=str(first + 1)):
@@ -92,14 +92,3 @@ async def test_a_taken_port_leaves_nothing_open() -> None:
     # then the first is free again
     async with emulated_instances(EmulatorSettings(port=first, instances=2)) as both:
         assert len(both) == 2
-
-
-async def two_free_ports() -> int:
-    start = first_port(23_000)
-    for port in range(start, start + PORTS_EACH):
-        try:
-            async with emulated_instances(EmulatorSettings(port=port, instances=2)):
-                return port
-        except OSError:
-            continue
-    raise AssertionError("no two free ports in a row")

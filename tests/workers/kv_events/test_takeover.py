@@ -19,7 +19,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.records import unpack_chain
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
-from tests.support.ports import first_port
+from tests.support.ports import free_port
 from tests.workers.kv_events.engine import EngineCache, until
 
 INSTANCES = tuple("abcdefghijkl")
@@ -27,8 +27,14 @@ INSTANCES = tuple("abcdefghijkl")
 
 
 @pytest.fixture
-async def engines() -> AsyncIterator[dict[str, EngineCache]]:
-    port = first_port(22_000)
+def port() -> int:
+    """The first instance's, which the others' follow; events are replayed 50 further up."""
+    places = range(len(INSTANCES))
+    return free_port(*places[1:], *(place + 50 for place in places))
+
+
+@pytest.fixture
+async def engines(port: int) -> AsyncIterator[dict[str, EngineCache]]:
     publishers = [
         KvEventPublisher(f"tcp://127.0.0.1:{port + place}", f"tcp://127.0.0.1:{port + place + 50}")
         for place in range(len(INSTANCES))
@@ -39,8 +45,7 @@ async def engines() -> AsyncIterator[dict[str, EngineCache]]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, valkey_url: str) -> Path:
-    port = first_port(22_000)
+def config(tmp_path: Path, valkey_url: str, port: int) -> Path:
     instances = [{"id": name, "url": f"http://127.0.0.1:{port + place}"} for place, name in enumerate(INSTANCES)]
     events = {"endpoint": "tcp://{host}:{port}", "replay_endpoint": "tcp://{host}:{port+50}"}
     settings = {"store": {"url": valkey_url}, "pools": [{"instances": instances, "kv_events": events}]}
