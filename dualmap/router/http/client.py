@@ -107,7 +107,7 @@ class ClientConnection(asyncio.Protocol):
             self.file = connected.fileno()
         self._reader = RequestReader(self._check_of(transport), bodies=self._plane.bodies)
         self._connections.add(self)
-        self._plane.observer.connections_changed(1)
+        self._plane.metrics.connections_changed(1)
         self._plane.deadlines.add(self)
         self._limit = limit = self._limit_of(transport)
         limit.connections += 1
@@ -122,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
         self.file = -1
         self._connections.discard(self)
         self._limit.connections -= 1
-        self._plane.observer.connections_changed(-1)
+        self._plane.metrics.connections_changed(-1)
         self._plane.deadlines.discard(self)
         for request in self._waiting:
             request.drop_body()
@@ -367,7 +367,7 @@ class ClientConnection(asyncio.Protocol):
         if self.committed:
             self.abort()
             return
-        self._plane.observer.refused(error.status, error.code)
+        self._plane.metrics.refused(error.status, error.code)
         fields = [*self._own_fields(), *fields]
         close = not self.keeps_alive()
         self.write_head(error_answer(error, close=close, path=self.path, bodiless=self.bodiless, fields=fields))

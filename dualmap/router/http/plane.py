@@ -11,7 +11,6 @@ from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.long_bodies import LongBodies
-from dualmap.router.http.observer import NullObserver, Observer
 from dualmap.router.http.port_checks import PortChecks
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
@@ -19,6 +18,7 @@ from dualmap.router.http.usage_requests import UsageRequests
 from dualmap.router.relay.relay import NATIVE, Relay
 from dualmap.router.requests.intake import Intake
 from dualmap.router.settings import RouterSettings
+from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.trace_context import TraceContexts
 from dualmap.router.tenants.cache_salts import CacheSalts
 from dualmap.router.tenants.directory import TenantDirectory
@@ -61,7 +61,7 @@ class DataPlane:
     """Memory for streams that may have to go on elsewhere."""
     relay: Relay | None
     """None: all bytes pass the interpreter."""
-    observer: Observer
+    metrics: RouterMetrics
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
     draining: Callable[[], bool]
@@ -87,7 +87,7 @@ def build_data_plane(
     *,
     tenants: TenantDirectory | None = None,
     trust: InstanceTrust | None = None,
-    observer: Observer | None = None,
+    metrics: RouterMetrics | None = None,
     draining: Callable[[], bool] = _never,
     memory_bytes: int = 2 << 30,
 ) -> DataPlane:
@@ -112,7 +112,7 @@ def build_data_plane(
         trust=trust or InstanceTrust(),
     )
     bodies = BodyBudget(settings.max_buffered_body_bytes, own_bytes=settings.max_body_bytes)
-    observer = observer or NullObserver()
+    metrics = metrics or RouterMetrics(())
     return DataPlane(
         settings=settings,
         intake=intake,
@@ -124,10 +124,10 @@ def build_data_plane(
         long_bodies=LongBodies(bodies, trusts_transfers=settings.trust_transfers),
         usage_requests=UsageRequests(time.monotonic),
         kept=KeptBudget(min(MOST_KEPT_BYTES, memory_bytes // KEPT_PART)),
-        relay=Relay(observer.relayed) if settings.native_relay and NATIVE is not None else None,
+        relay=Relay(metrics.relayed) if settings.native_relay and NATIVE is not None else None,
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
-        observer=observer,
+        metrics=metrics,
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,
         traces=TraceContexts(settings.tracing_share) if settings.tracing_url is not None else None,

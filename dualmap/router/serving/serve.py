@@ -158,7 +158,7 @@ async def _serve(
         runtime.intake,
         tenants=runtime.tenants,
         trust=runtime.trust,
-        observer=runtime.context.metrics,
+        metrics=runtime.context.metrics,
         draining=lambda: runtime.context.draining,
         memory_bytes=memory_bytes(),
     )
