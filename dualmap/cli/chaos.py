@@ -10,14 +10,13 @@ from pydantic import BaseModel
 from dualmap.cli.fleet_plan import plain
 from dualmap.cli.parent import PARENT_PIPE_VARIABLE
 from dualmap.cli.settings import Settings
-from dualmap.research.chaos.faults import DEADLY_TEXT
 from dualmap.research.commands import chaos as command
 
 S = TypeVar("S", bound=BaseModel)
 
 _ROUTER = {"replica_lease_s": 2.0, "settle_s": 0.0, "drain_timeout_s": 3.0}
 _WORKER = {"lease_s": 1.5, "health_interval_s": 0.5, "stall_down_s": 5.0}
-_EMULATOR = {"stream_interval": 4, "crash_on": DEADLY_TEXT}
+_EMULATOR = {"stream_interval": 4}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,6 @@ SHORTHANDS = {
     "--port": "emulator.port",
     "--preset": "emulator.preset",
     "--time-scale": "emulator.time_scale",
-    "--crash-on": "emulator.crash_on",
 }
 
 

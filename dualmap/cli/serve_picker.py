@@ -11,6 +11,12 @@ from dualmap.cli.settings import Settings
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="beginning of this picker's id; --router.replica_id sets all of it")
+    parser.add_argument(
+        "--test-headers",
+        action="store_true",
+        help="obey test-epp-endpoint-selection, and answer with x-conformance-test-served-endpoint: for conformance"
+        " tests of gateways alone",
+    )
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
@@ -35,4 +41,6 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
     }
     of_picker = settings.model_copy(update={"router": settings.router.model_copy(update=own)})
     with not_listening_at("--picker.port PORT, --picker.ops_port or --picker.health_port"):
-        return run_replica(arguments.name, of_picker, announce, door_of(picker), picker.port)
+        return run_replica(
+            arguments.name, of_picker, announce, door_of(picker, test_headers=arguments.test_headers), picker.port
+        )

@@ -41,7 +41,6 @@ class KubernetesSettings(BaseModel):
         description="a further label of pods that names their role, as DYN_EPP_ROLE_LABEL does for Dynamo",
     )
     scheme: Literal["http", "https"] = Field("http", description="how instances are called")
-    resync_s: float = Field(300.0, ge=1, description="time after which all pods are listed again, seconds")
     api_url: str | None = Field(
         None, pattern=r"^https?://", description="URL of the API server (none: that of the cluster the worker runs in)"
     )

@@ -30,6 +30,10 @@ REMOVED = {
     "router.tokenize_threads": "there is a thread for four cores that the router may use, four at most",
     "router.tokenize_cache_bytes": "it follows from the memory that the router may use: a 32nd of it, 64 MiB at most",
     "router.max_kept_bytes": "it follows from the memory that the router may use: an eighth of it, 256 MiB at most",
+    "pools.discovery.kubernetes.resync_s": "all pods are listed again every 300 s, and after every broken watch",
+    "picker.test_headers": "dualmap picker --test-headers, for conformance tests of gateways",
+    "emulator.mean_output_tokens": "answers to requests that set no length have 256 tokens in the mean",
+    "emulator.crash_on": "a prompt that contains 'this prompt kills its emulated engine' kills it",
     "worker.lease_ms": "worker.lease_s, in seconds",
     "worker.time_scale": "scheduling.time_scale says it to replicas and workers at once",
 }

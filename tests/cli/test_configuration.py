@@ -116,6 +116,10 @@ def test_a_policy_that_does_not_take_its_options_stops_the_start(options: str, s
             "scheduling: {split: {transfer_latency_s: 1}}",
             "split.transfer_latency_s: this setting was removed",
         ),
+        (
+            "pools: [{discovery: {kubernetes: {service: s, resync_s: 9}}}]",
+            "kubernetes.resync_s: this setting was",
+        ),
         ("worker: {lease_ms: 3000}", "worker.lease_ms: this setting was removed: worker.lease_s, in seconds (from"),
         ("worker: {time_scale: 10}", "worker.time_scale: this setting was removed: scheduling.time_scale"),
         ("scheduling: {llm_d: {kv_weight: 1}}", "are scheduling.policy_options, by the same names (from"),

@@ -8,12 +8,11 @@ import openai
 import pytest
 from openai import OpenAI
 
+from dualmap.simulation.emulator.generation_request import DEADLY_TEXT
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 
-DEADLY = "this prompt kills its engine"
-OPTIONS = (
-    "--replicas", "1", "--instances", "5", "--emulator.crash_on", DEADLY, "--worker.health_interval_s", "0.3"
-)  # fmt: skip
+DEADLY = DEADLY_TEXT.decode()
+OPTIONS = ("--replicas", "1", "--instances", "5", "--worker.health_interval_s", "0.3")
 
 
 @pytest.fixture(scope="module")

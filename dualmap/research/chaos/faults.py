@@ -25,11 +25,10 @@ from dualmap.research.chaos.fault_proxy import (
 from dualmap.research.chaos.local_fleet import ChaosError, Engine, until_async
 from dualmap.research.chaos.stage import SHOWN_WITHIN_S, Stage
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.simulation.emulator.generation_request import DEADLY_TEXT
 from dualmap.simulation.emulator.lies import Lie
 
 Fault = Callable[[Stage], Awaitable[None]]
-DEADLY_TEXT = "this prompt kills engines"
-"""``emulator.crash_on`` of a fleet under chaos."""
 _SMALL_KV_TOKENS = 6_000
 _CLOCK_RIGHT_S = 15.0
 """Leases and waits are right by then."""
@@ -145,7 +144,9 @@ async def deadly_prompt(stage: Stage) -> None:
     fleet = stage.fleet
     try:
         async with stage.logged("engines died while they held it"):
-            status, _ = await stage.ask({"prompt": f"{stage.rng.getrandbits(64):x} {DEADLY_TEXT}", "max_tokens": 4})
+            status, _ = await stage.ask(
+                {"prompt": f"{stage.rng.getrandbits(64):x} {DEADLY_TEXT.decode()}", "max_tokens": 4}
+            )
         await stage.hold(_PORT_CLOSED_S)
         dead = [engine.name for engine in fleet.engines if not await engine.proxy.target_listens()]
         if status == 200 or len(dead) > 2:

@@ -51,11 +51,6 @@ class PickerSettings(BaseModel):
         description="share of the streams whose body is asked for, where the gateway neither sends bodies nor reports"
         " first tokens: prefill rates are learned from those that are seen. Each chunk of theirs costs the picker CPU",
     )
-    test_headers: bool = Field(
-        False,
-        description="obey test-epp-endpoint-selection, and answer with x-conformance-test-served-endpoint: for"
-        " conformance tests of gateways alone",
-    )
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:

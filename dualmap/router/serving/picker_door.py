@@ -22,7 +22,7 @@ from dualmap.router.tenants.gateway import gateway_finder
 log = logging.getLogger(__name__)
 
 
-def door_of(settings: PickerSettings) -> MakeDoor:
+def door_of(settings: PickerSettings, *, test_headers: bool = False) -> MakeDoor:
     def make(runtime: Runtime, plane: DataPlane) -> PickerServer:
         started_s, router = int(time.time()), plane.settings
 
@@ -50,7 +50,7 @@ def door_of(settings: PickerSettings) -> MakeDoor:
             model_cards,
             choices=settings.choices,
             observed_share=settings.observed_share,
-            test_headers=settings.test_headers,
+            test_headers=test_headers,
             is_gateway=gateway_streams(router),
             warn=warn,
         )

@@ -74,7 +74,5 @@ def limits_of(settings: EmulatorSettings, names: ServedNames) -> Limits:
         names=names,
         max_model_len=config.max_request_tokens,
         block_tokens=config.block_tokens,
-        mean_output_tokens=settings.mean_output_tokens,
         seed=settings.seed,
-        crash_on=settings.crash_on.encode() if settings.crash_on is not None else None,
     )

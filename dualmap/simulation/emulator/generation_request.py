@@ -16,6 +16,8 @@ from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, b
 from dualmap.simulation.emulator.served_names import Adapter, ServedNames
 from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
 
+DEADLY_TEXT = b"this prompt kills its emulated engine"
+"""A prompt that contains this kills the engine that starts on it."""
 MAX_ANSWERS = 16_384
 """Answers to one prompt at most, vLLM's own limit."""
 
@@ -27,10 +29,9 @@ class Limits:
     names: ServedNames
     max_model_len: int
     block_tokens: int
-    mean_output_tokens: int
     seed: int
-    crash_on: bytes | None = None
-    """A prompt that contains this kills the engine."""
+    mean_output_tokens: int = 256
+    """The mean length of answers to requests that do not set one."""
     gives_back_after: int | None = None
     """Tokens after which an answer is given back (``stop_reason: recomputed``); None: it is not."""
 
@@ -183,7 +184,7 @@ def read_prompt(text: bytes, limits: Limits, scope: CacheScope = NO_SCOPE, spare
     return Prompt(
         tokens=tokens,
         block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, scope.text),
-        kills_engine=limits.crash_on is not None and limits.crash_on in text,
+        kills_engine=DEADLY_TEXT in text,
         text=text,
         scope=scope,
     )

@@ -39,7 +39,6 @@ class EmulatorSettings(EngineSettings):
         None, ge=0, description="waiting requests at most, one more gets 503 (none: no limit)"
     )
     stream_interval: int = Field(1, ge=1, description="tokens in a streamed chunk; the first token is sent at once")
-    mean_output_tokens: int = Field(256, ge=1, description="mean answer length when a request does not set it")
     seed: int = Field(0, description="seed of answer lengths and texts")
     shutdown_timeout_s: float = Field(
         0.0, ge=0, description="time to finish running requests on SIGTERM, new ones get 500; 0: abort them, seconds"
@@ -53,9 +52,6 @@ class EmulatorSettings(EngineSettings):
     )
     kv_load_failure_policy: Literal["fail", "recompute"] = Field(
         "fail", description="what a decode leg whose KV cannot be had does: fail with 500, or prefill here"
-    )
-    crash_on: str | None = Field(
-        None, min_length=1, description="a prompt that contains this text kills the engine (none: no prompt does)"
     )
 
     @model_validator(mode="after")

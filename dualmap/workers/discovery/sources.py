@@ -276,7 +276,7 @@ def source_of(
 
     def watch(path: str, selector: Mapping[str, str], read: Callable[[Mapping[str, Any]], Kept]) -> Watch[Kept]:
         path = path.replace("*", f"namespaces/{namespace}")
-        return Watch(api, path, selector, read, resync_s=settings.resync_s, clock=clock, jitter=jitter)
+        return Watch(api, path, selector, read, clock=clock, jitter=jitter)
 
     def pods(selector: str) -> Watch[Pod]:
         return watch("/api/v1/*/pods", {"labelSelector": selector}, pod_from)

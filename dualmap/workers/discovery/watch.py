@@ -6,7 +6,7 @@ would empty the fleet. It is listed again
 - when the version to continue from has expired (410, as a status or in an event ERROR): what the list lacks is dropped
 - after every other failure, with growing pauses, or those that the server asks for
 - where a watch outlives the time that was agreed for it: its connection may be dead
-- every ``resync_s``, in case that an event was lost after all
+- every ``RESYNC_S``, in case that an event was lost after all
 
 A watch is asked to end after ``WATCH_S``, and goes on from the last version seen, which bookmarks keep recent.
 """
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 WATCH_S = 60.0
 """Time that a watch is requested to last. A dead connection is noticed after it, and the grace."""
 WATCH_GRACE_S = 10.0
+RESYNC_S = 300.0
 LIST_TIMEOUT_S = 60.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
@@ -49,7 +50,7 @@ class Watch(Generic[Kept]):
         selector: Mapping[str, str],
         read: Callable[[Mapping[str, Any]], Kept],
         *,
-        resync_s: float,
+        resync_s: float = RESYNC_S,
         clock: Clock,
         jitter: random.Random,
     ) -> None:

@@ -12,6 +12,7 @@ import openai
 import orjson
 import pytest
 
+from dualmap.simulation.emulator.generation_request import DEADLY_TEXT
 from dualmap.simulation.emulator.instance import PORT_CLOSES_AFTER_S, EmulatedInstance
 
 MODEL = "qwen2.5-7b"
@@ -425,13 +426,15 @@ async def test_a_marked_prompt_kills_the_engine_when_it_is_started_on(
     start_emulator: Any, eventually: Eventually, stream: bool
 ) -> None:
     # given an engine that works on one request at a time, with a harmless one under way
-    emulator = await start_emulator(crash_on="poison", max_num_seqs=1, max_num_batched_tokens=512)
+    emulator = await start_emulator(max_num_seqs=1, max_num_batched_tokens=512)
     emulator.generator.pause()
     async with httpx.AsyncClient(base_url=emulator.url, timeout=60) as client:
         harmless = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
         await eventually(lambda: emulator.generator.active == 1)
         # when a marked prompt waits behind it
-        marked = asyncio.create_task(client.post("/v1/chat/completions", json=chat("some poison", stream=stream)))
+        marked = asyncio.create_task(
+            client.post("/v1/chat/completions", json=chat(f"so {DEADLY_TEXT.decode()}", stream=stream))
+        )
         await eventually(lambda: emulator.generator.active == 2)
         emulator.generator.resume()
         # then the first is answered, and the marked one ends as with any dying engine
