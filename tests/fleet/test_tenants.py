@@ -215,7 +215,7 @@ async def killed_in_mid_answer(fleet: Fleet) -> list[int | None]:
 
     async def stream(number: int, started: asyncio.Event) -> int | None:
         body = {
-            "model": fleet.model, "prompt": f"tell {number}", "max_tokens": 600,
+            "model": fleet.model, "prompt": f"tell {number}", "max_tokens": 1000,
             "stream": True, "stream_options": {"include_usage": True},
         }  # fmt: skip
         counted = 0
@@ -243,7 +243,8 @@ async def killed_in_mid_answer(fleet: Fleet) -> list[int | None]:
 
 
 def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, OPTIONS) as fleet:
+    slowly = ("--time-scale", "4")  # all streams begin before the first one ends, however slow this machine is
+    with running_fleet(tmp_path, (*OPTIONS, *slowly)) as fleet:
         ended = asyncio.run(killed_in_mid_answer(fleet))
         counted = sum(tokens or 0 for tokens in ended)
 
