@@ -11,12 +11,21 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from dualmap.research.chaos.fleet_process import STOP_S, alive
-from tests.fleet.fleet_process import running_fleet, until
+from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-interval-s", "0.2")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    with running_fleet(tmp_path_factory.mktemp("small"), (*SMALL, "--worker.health_interval_s", "0.2")) as fleet:
+        yield fleet
 
 
 def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
@@ -37,16 +46,15 @@ def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tm
         assert fleet.store_url == f"unix://{fleet.directory}/store.sock"
 
 
-def test_what_it_prints_to_look_into_the_fleet_works_as_written(tmp_path: Path) -> None:
-    here = {**os.environ, "TMPDIR": str(tmp_path), "COLUMNS": "200"}
-    with running_fleet(tmp_path, SMALL) as fleet:
-        answer = fleet.post("/v1/chat/completions", {"model": fleet.model, "messages": HELLO, "max_tokens": 1})
-        lines = re.findall(r"^  (\S*(?:dualmap|python\S* -m dualmap) \w.*?)   ", fleet.output, re.MULTILINE)
-        assert len(lines) == 3
-        for line in [*lines, f"{lines[1]} {answer['id']}", f"{lines[1].rsplit(' ', 1)[0]} instances list"]:
-            done = subprocess.run(line.split(), capture_output=True, text=True, timeout=60, check=False, env=here)
-            assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
-            assert "instance-" in done.stdout
+def test_what_it_prints_to_look_into_the_fleet_works_as_written(small: Fleet) -> None:
+    here = {**os.environ, "TMPDIR": str(small.directory.parent), "COLUMNS": "200"}
+    answer = small.post("/v1/chat/completions", {"model": small.model, "messages": HELLO, "max_tokens": 1})
+    lines = re.findall(r"^  (\S*(?:dualmap|python\S* -m dualmap) \w.*?)   ", small.output, re.MULTILINE)
+    assert len(lines) == 3
+    for line in [*lines, f"{lines[1]} {answer['id']}", f"{lines[1].rsplit(' ', 1)[0]} instances list"]:
+        done = subprocess.run(line.split(), capture_output=True, text=True, timeout=60, check=False, env=here)
+        assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
+        assert "instance-" in done.stdout
 
 
 HELLO = [{"role": "user", "content": "Hello!"}]
@@ -73,21 +81,20 @@ def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_one_instance_is_killed_alone_seen_down_and_comes_back(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, (*SMALL, "--worker.health_interval_s", "0.2")) as fleet:
-        pids = fleet.pids()
-        assert f"instance-1  process {pids['instance-1']}" in fleet.output
-        assert "it is started again after 3 s" in fleet.output
+def test_one_instance_is_killed_alone_seen_down_and_comes_back(small: Fleet) -> None:
+    pids = small.pids()
+    assert f"instance-1  process {pids['instance-1']}" in small.output
+    assert "it is started again after 3 s" in small.output
 
-        fleet.kill("instance-1")
+    small.kill("instance-1")
 
-        until(lambda: fleet.instances()["instance-1"]["state"] == "down", "it is seen to be down")
-        assert fleet.instances()["instance-2"]["state"] == "ready"
-        until(lambda: fleet.instances()["instance-1"]["state"] == "ready", "it is back")
-        assert "instance-1 was killed by SIGKILL; starting it again in 3 s" in fleet.output
-        assert f"instance-1 runs again, as process {fleet.pid('instance-1')}" in fleet.output
-        others = ("instance-2", "router-1", "worker-1", "store")
-        assert {name: fleet.pid(name) for name in others} == {name: pids[name] for name in others}
+    until(lambda: small.instances()["instance-1"]["state"] == "down", "it is seen to be down")
+    assert small.instances()["instance-2"]["state"] == "ready"
+    until(lambda: small.instances()["instance-1"]["state"] == "ready", "it is back")
+    assert "instance-1 was killed by SIGKILL; starting it again in 3 s" in small.output
+    assert f"instance-1 runs again, as process {small.pid('instance-1')}" in small.output
+    others = ("instance-2", "router-1", "worker-1", "store")
+    assert {name: small.pid(name) for name in others} == {name: pids[name] for name in others}
 
 
 def curl(words: list[str]) -> bytes:
