@@ -180,7 +180,7 @@ class SchedulingSettings(BaseModel):
         return KV_WEIGHT_S / self.time_scale
 
     def __hash__(self) -> int:
-        return hash(tuple(value for name, value in self if name != OPTIONS))  # a mapping has none
+        return int(self.fingerprint, 16)
 
     @property
     def fingerprint(self) -> str:
