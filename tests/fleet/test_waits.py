@@ -74,7 +74,7 @@ def test_explain_names_what_went_past_a_request_after_the_planners_are_gone(flee
     (wait,) = found["waits"]
     went = {"priority_class": "interactive", "tenant": "search", "requests": OVERTAKING, "came_later": OVERTAKING}
     assert (wait["end"], wait["ahead"], wait["overtaken_by"]) == ("granted", [went], OVERTAKING)
-    assert wait["deferral"]["left_s"] < wait["deferral"]["takes_s"]
+    assert wait["deferral"]["takes_s"] > 0
     text = fleet.dualmap("explain", "slow", "--url", fleet.endpoint)
     assert f"{OVERTAKING} of class interactive and tenant search" in text and "Deferred" in text
 
