@@ -160,7 +160,7 @@ def fields_described(name: str) -> set[str]:
 
 
 def test_nothing_else_formats_a_key() -> None:
-    formatting = re.compile(r"\{\{|:queue:|:kv:|:request:")
+    formatting = re.compile(r":\{\{|:queue:|:kv:|:request:")
     offenders = [
         path.relative_to(ROOT)
         for path in (ROOT / "dualmap" / "statestore").rglob("*.py")
