@@ -68,7 +68,7 @@ def usage_of_answer(value: Mapping[str, Any]) -> Usage | None:
 
 
 def read_usage(usage: Mapping[str, Any]) -> Usage | None:
-    """The counts of a usage of any API; None where it has none of them.
+    """The counts of a usage of any API; None where it has those of neither prompt nor answer.
 
     Anthropic's does not count among its ``input_tokens`` what it names ``cache_…_input_tokens``.
     """
@@ -88,7 +88,7 @@ def read_usage(usage: Mapping[str, Any]) -> Usage | None:
             prompt = min(MOST_TOKENS, prompt + (read or 0) + (created or 0))
         if cached is None:
             cached = read
-    return None if prompt is None and output is None and cached is None else Usage(prompt, cached, output)
+    return None if prompt is None and output is None else Usage(prompt, cached, output)
 
 
 def _cached(details: object) -> int | None:

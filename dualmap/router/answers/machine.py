@@ -57,7 +57,6 @@ from dualmap.router.answers.sse import (
     NO_ENDING,
     Ending,
     EventSplitter,
-    ending_of,
     ends_event,
     event_object,
     is_comment,
@@ -988,7 +987,7 @@ class AnswerMachine:
     def _ending(self) -> Ending:
         """The findings in what has come last."""
         if self._scan is not None:
-            return ending_of(self._scan.usage)
+            return Ending(self._scan.usage)
         return read_ending(self._tail.pieces, streamed=self.is_events)
 
     def _failure_of_held(self, body: bytes, *, whole: bool) -> InstanceFailure | None:

@@ -9,7 +9,7 @@ from dualmap.router.answers.head import ErrorAnswer
 from dualmap.router.answers.kept_stream import KeptStream
 from dualmap.router.answers.sse import NO_ENDING, Ending
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
-from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.values import value
 
 _COMPLETED: Final = Outcome.COMPLETED
@@ -103,10 +103,3 @@ class Refusals:
 def outcome_of_error(status: int) -> Outcome:
     """The outcome of a request that is answered with an error of this status."""
     return Outcome.UPSTREAM_FAILED if is_server_fault(status) else Outcome.CLIENT_ERROR
-
-
-def usage_in(ending: Ending) -> Usage | None:
-    """The usage that the end of an answer shows; None where its instance has reported none."""
-    if ending.prompt_tokens is None and ending.output_tokens is None:
-        return None
-    return Usage(ending.prompt_tokens, ending.cached_tokens, ending.output_tokens)

@@ -257,14 +257,10 @@ def _choice_has_output(choice: object) -> bool:
 class Ending:
     """Findings in the last bytes of an answer."""
 
-    prompt_tokens: int | None = None
-    """Prompt tokens as the instance counted them."""
-    cached_tokens: int | None = None
-    """Prompt tokens found in the KV cache; None unless the instance reports them."""
+    usage: Usage | None = None
+    """The usage of the answer; None where its instance has reported none."""
     error_status: int | None = None
     """The stream ended under status 200, but with an error event, of this code, or with an abort (500)."""
-    output_tokens: int | None = None
-    """Output tokens as the instance counted them."""
     engine_died: bool = False
     """Whether the error event says that the engine died."""
     aborted: bool = False
@@ -279,7 +275,7 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     searches at the end, and the parsing of the events that they find."""
     data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if not streamed:
-        return ending_of(usage_of_answer(json_object(data) or {}) if _USAGE in data else None)
+        return Ending(usage_of_answer(json_object(data) or {})) if _USAGE in data else NO_ENDING
     tail = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
     usage = None
     if _USAGE in tail:
@@ -289,14 +285,7 @@ def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
     if status is None and _is_aborted_in(tail):
         status, aborted = 500, True
     died = status is not None and _ENGINE_DEATH in tail
-    return ending_of(usage, status, died=died, aborted=aborted)
-
-
-def ending_of(usage: Usage | None, status: int | None = None, *, died: bool = False, aborted: bool = False) -> Ending:
-    """The ending of an answer with this usage, which ended with an error of this status, if any."""
-    if usage is None:
-        return NO_ENDING if status is None else Ending(None, None, status, None, died, aborted)
-    return Ending(usage.prompt_tokens, usage.cached_tokens, status, usage.output_tokens, died, aborted)
+    return Ending(usage, status, died, aborted)
 
 
 def events_with(word: bytes, tail: bytes) -> Iterator[Mapping[str, Any]]:

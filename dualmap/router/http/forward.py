@@ -28,7 +28,7 @@ from dualmap.router.answers.rest import (
     rest_of,
     wants_usage,
 )
-from dualmap.router.answers.result import AnswerResult, Refusals, usage_in
+from dualmap.router.answers.result import AnswerResult, Refusals
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import Ending, event_object
 from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
@@ -454,7 +454,7 @@ class _Forwarding:
         )
         self.part = part = LaterPart(self._client)
         part.close_stream(ended)
-        return AnswerResult(200, Ending(so_far.prompt_tokens, None, None, so_far.tokens), began=True)
+        return AnswerResult(200, Ending(Usage(so_far.prompt_tokens, None, so_far.tokens)), began=True)
 
     async def _try_until_sent(self) -> AnswerResult:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
@@ -677,5 +677,5 @@ class _Forwarding:
 
     def _usage_of(self, ending: Ending) -> Usage | None:
         """The usage of the whole answer; None where its instance has reported none."""
-        usage = usage_in(ending)
+        usage = ending.usage
         return None if usage is None else self.part.count(usage)

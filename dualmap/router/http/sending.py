@@ -171,7 +171,8 @@ class Sender:
         elif result.sends_usage_unrequested:
             usage.saw(url, sends_unrequested=True)
         elif not sending.requests_usage and result.shows_whole_stream:
-            usage.saw(url, sends_unrequested=result.ending.prompt_tokens is not None)
+            shown = result.ending.usage
+            usage.saw(url, sends_unrequested=shown is not None and shown.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> AnswerDriver:
         """Send the request; the driver that awaits its answer is made afterwards, so that it delays nothing."""

@@ -40,7 +40,7 @@ from dualmap.router.http.reading import read_so_far
 from dualmap.router.http.sending import Sender, Sending
 from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.machine import Failed
-from dualmap.scheduling.request.outcome import InstanceFailure
+from dualmap.scheduling.request.outcome import InstanceFailure, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 
 T = TypeVar("T")
@@ -160,7 +160,7 @@ class SeveralAnswers:
         client.close_stream(ending_events(self._path, self._so_far, None, shows_usage=self._shows_usage, usage=usage))
         if usage is None:
             return AnswerResult(200)
-        return AnswerResult(200, Ending(usage["prompt_tokens"], None, None, usage["completion_tokens"]))
+        return AnswerResult(200, Ending(Usage(usage["prompt_tokens"], None, usage["completion_tokens"])))
 
     def release(self) -> None:
         """Keep nothing any more."""

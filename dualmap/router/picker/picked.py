@@ -39,7 +39,7 @@ from dualmap.router.answers.machine import (
     Settle,
     Use,
 )
-from dualmap.router.answers.result import AnswerResult, usage_in
+from dualmap.router.answers.result import AnswerResult
 from dualmap.router.errors import (
     NO_INSTANCE_RETRY_S,
     BodyTooLargeError,
@@ -678,7 +678,7 @@ class _Answer:
         result = self._result
         assert result is not None
         failed = result.failure is not None or result.ending.error_status is not None
-        return result.outcome, None if failed else usage_in(result.ending)
+        return result.outcome, None if failed else result.ending.usage
 
     @property
     def counted(self) -> Counted | None:
@@ -687,7 +687,7 @@ class _Answer:
 
     def usage_so_far(self) -> Usage | None:
         """The usage in what has come of the answer."""
-        return usage_in(self._machine.so_far())
+        return self._machine.so_far().usage
 
 
 _RESET: Final = frozenset({"upstream_reset_before_response_started", "upstream_reset_after_response_started"})

@@ -12,6 +12,7 @@ from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.answers.machine import AnswerMachine, AnswerSpec, Finish, Head, Settle, Use
 from dualmap.router.answers.result import AnswerResult
 from dualmap.scheduling.request.charge import Counted
+from dualmap.scheduling.request.outcome import Usage
 
 JSON = b"application/json"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -55,7 +56,7 @@ def test_the_usage_of_a_last_event_that_repeats_a_long_request_is_found(cut: int
     result = end(made)
 
     assert result.fault is None
-    assert (result.ending.prompt_tokens, result.ending.output_tokens) == (9000, 50)
+    assert result.ending.usage == Usage(9000, None, 50)
     assert made.counted() == Counted(3000)
 
 
@@ -67,7 +68,7 @@ def test_the_usage_of_a_long_whole_answer_is_found() -> None:
 
     result = end(made)
 
-    assert (result.ending.prompt_tokens, result.fault, made.counted()) == (9, None, Counted(0, len(body)))
+    assert (result.ending.usage, result.fault, made.counted()) == (Usage(9), None, Counted(0, len(body)))
 
 
 def test_a_whole_message_without_a_reason_was_aborted() -> None:

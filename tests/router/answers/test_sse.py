@@ -17,6 +17,7 @@ from dualmap.router.answers.sse import (
     read_ending,
     starts_output,
 )
+from dualmap.scheduling.request.outcome import Usage
 
 
 def delta(**fields: object) -> dict[str, object]:
@@ -170,13 +171,13 @@ def test_the_ending_tells_usage_wherever_it_was_cut() -> None:
     event = b'data: {"choices":[],"usage":{"prompt_tokens":1234,"prompt_tokens_details":{"cached_tokens":1024}}}\n\n'
     for cut in range(len(event)):
         ending = read_ending([event[:cut], event[cut:]], streamed=True)
-        assert (ending.prompt_tokens, ending.cached_tokens, ending.error_status) == (1234, 1024, None)
+        assert ending == Ending(Usage(1234, 1024))
 
 
 def test_words_in_the_content_are_not_taken_for_structure() -> None:
     content = orjson.dumps(delta(content='data: {"error":{"code":1}} "prompt_tokens":5 "finish_reason":"abort"'))
     ending = read_ending([b"data: " + content + b"\n\n"], streamed=True)
-    assert ending.prompt_tokens is None and ending.error_status is None
+    assert ending.usage is None and ending.error_status is None
 
 
 def test_a_stream_that_an_engine_gave_up_has_failed() -> None:
@@ -203,8 +204,8 @@ def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
         b'event: response.completed\ndata: {"response":{"status":"completed","usage":{"input_tokens":13,'
         b'"input_tokens_details":{"cached_tokens":4},"output_tokens":2}},"type":"response.completed"}\n\n'
     )
-    assert read_ending([message], streamed=True) == Ending(prompt_tokens=99, cached_tokens=64, output_tokens=5)
-    assert read_ending([response], streamed=True) == Ending(prompt_tokens=13, cached_tokens=4, output_tokens=2)
+    assert read_ending([message], streamed=True) == Ending(Usage(99, 64, 5))
+    assert read_ending([response], streamed=True) == Ending(Usage(13, 4, 2))
 
 
 @pytest.mark.parametrize(
