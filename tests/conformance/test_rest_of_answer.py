@@ -43,7 +43,7 @@ async def events_of(server: Server, path: str, body: dict[str, Any]) -> list[byt
 async def read(path: str, events: list[bytes], *, so_far: AnswerSoFar | None = None) -> AnswerSoFar:
     kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True, so_far=so_far)
     for event in events:
-        kept.feed([event])
+        kept.feed(event)
     return await read_so_far(kept)
 
 
@@ -53,7 +53,7 @@ async def test_a_stream_that_is_asked_for_ids_is_the_same_without_them(server: S
     unasked = await events_of(server, path, body)
     kept = KeptStream(path, KeptBudget(1 << 24), 0, hides_ids=True)
 
-    passed = [kept.feed([event]) for event in await events_of(server, path, body | {"return_token_ids": True})]
+    passed = [kept.feed(event) for event in await events_of(server, path, body | {"return_token_ids": True})]
 
     so_far = await read_so_far(kept)
     assert (so_far.tokens, so_far.finished, so_far.has_ids) == (TOKENS, True, True)

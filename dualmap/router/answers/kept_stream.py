@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Final
 
 from dualmap.router.answers.so_far import AnswerSoFar, prompt_ids_in
@@ -98,6 +98,28 @@ class KeptStream:
     ``hides_ids``: the ids of tokens were asked for by the router, and what is passed on is without them.
     """
 
+    is_plain = False
+    """The next byte begins an event, which is not the first one."""
+    lost = False
+    """It is not kept any more."""
+    watch: Callable[[bytes], InstanceFailure | None] | None = None
+    """Says what failure an event announces, the first one apart. An event that does is not passed on, nor what is
+    behind it."""
+    failure: InstanceFailure | None = None
+    """The failure that an event has announced."""
+    failed_by = b""
+    """That event."""
+    on_loss: Callable[[], None] | None = None
+    """Called where it is kept no more, as there is too much of it."""
+    _behind: Sequence[bytes] = ()
+    """The last events behind that one."""
+    _message_end = b""
+    """The last events, which end a response's message: they are passed on with the next one. An instance that
+    aborts an answer ends its message, too, and that must then go on."""
+    _splitter: EventSplitter | None = None
+    _first = True
+    _reserved = 0
+
     def __init__(
         self, path: str, budget: KeptBudget, body_bytes: int, *, hides_ids: bool, so_far: AnswerSoFar | None = None
     ) -> None:
@@ -106,49 +128,28 @@ class KeptStream:
         self._path = path
         self._failure_words = _WORDS.get(path, _FAILURE_WORDS)
         self._budget = budget
-        self._hides_ids = hides_ids
+        self.hides_ids = hides_ids
         self._events: list[bytes] = []
         self._packed: list[tuple[Unpack, bytes]] = []
         """The events before ``_events``, and how they are unpacked."""
         self._bytes = self._packed_bytes = body_bytes
-        self._reserved = 0
         self._so_far = so_far
         self._is_several = so_far is not None and bool(so_far.others)
-        self._splitter: EventSplitter | None = None
-        self._first = True
-        self._is_plain = False
-        """The next byte begins an event, which is not the first one."""
-        self.lost = False
-        """It is not kept any more."""
-        self.watch: Callable[[bytes], InstanceFailure | None] | None = None
-        """Says what failure an event announces, the first one apart. An event that does is not passed on, nor what is
-        behind it."""
-        self.failure: InstanceFailure | None = None
-        """The failure that an event has announced."""
-        self.failed_by = b""
-        """That event."""
-        self._behind: list[bytes] = []
-        self._message_end = b""
-        """The last events, which end a response's message: they are passed on with the next one. An instance that
-        aborts an answer ends its message, too, and that must then go on."""
-        self.on_loss: Callable[[], None] | None = None
-        """Called where it is kept no more, as there is too much of it."""
 
-    def feed(self, pieces: list[bytes]) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """Take the next bytes; returns what is to be passed on: whole events, or nothing."""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._is_plain and data.rfind(_GOES_ON) >= 0 and data.find(b"\n\n") == len(data) - 2:
+        if self.is_plain and data.rfind(_GOES_ON) >= 0 and data.find(b"\n\n") == len(data) - 2:
             # One event of an answer that goes on, as nearly all are: nothing more is searched in it.
             self._events.append(data)
             kept = self._bytes = self._bytes + len(data) + EVENT_BYTES
             if kept > self._reserved:
                 self._grow()
-            if self._hides_ids and (at := data.rfind(_OPEN_IDS)) >= 0:
+            if self.hides_ids and (at := data.rfind(_OPEN_IDS)) >= 0:
                 return data[: at + _IDS_BYTES] + b"null" + data[data.find(b"]", at) + 1 :]
             return data
         data = self._feed(data)
         waits = self._splitter is not None or bool(self._message_end)
-        self._is_plain = not (waits or self._first or self._is_several) and self.failure is None
+        self.is_plain = not (waits or self._first or self._is_several) and self.failure is None
         return data
 
     def _feed(self, data: bytes) -> bytes:
@@ -183,7 +184,7 @@ class KeptStream:
         kept = self._bytes = self._bytes + len(data) + EVENT_BYTES
         if kept > self._reserved:
             self._grow()
-        return without_ids(data) if self._hides_ids else data
+        return without_ids(data) if self.hides_ids else data
 
     @property
     def holds_end(self) -> bool:
@@ -191,15 +192,6 @@ class KeptStream:
         return bool(self._message_end)
 
     # what passes the native relay --------------------------------------------------------------------------------
-    @property
-    def hides_ids(self) -> bool:
-        return self._hides_ids
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the next byte begins an event, which is not the first one."""
-        return self._is_plain
-
     def log_room(self, event_bytes: int) -> int:
         """Bytes that the log of events that pass the relay may take, the first of which have so many; 0: there is no
         memory for it."""
@@ -283,8 +275,7 @@ class KeptStream:
             if self.failure is None:
                 passed.append(rest.pop(0))
         if self.failure is not None:
-            self._behind += rest
-            self._behind = self._behind[-_MOST_BEHIND:]
+            self._behind = [*self._behind, *rest][-_MOST_BEHIND:]
         return b"".join(passed)
 
     def _first_events(self, data: bytes) -> bytes:
@@ -301,7 +292,7 @@ class KeptStream:
             ids = self._so_far.prompt_ids = data[slice(*span)]
             self._bytes += len(ids)
             self._packed_bytes += len(ids)
-        return data[: span[0] - 1] + b"null" + data[span[1] + 1 :] if self._hides_ids else data
+        return data[: span[0] - 1] + b"null" + data[span[1] + 1 :] if self.hides_ids else data
 
     def _grow(self) -> None:
         """Take memory for what is kept, after it was compressed where that is much."""

@@ -509,28 +509,28 @@ class AnswerMachine:
             between_chunks: they end a chunk.
         """
         self.progressed = True
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         if complete or self.phase not in PASSES:
             self.effects = []
             if self.phase not in ENDS:
-                self._receive(wire, pieces[0] if len(pieces) == 1 else b"".join(pieces), complete, between_chunks)
+                self._receive(wire, data, complete, between_chunks)
             return None
         kept = self.kept
         if kept is not None:
-            wire = kept.feed(pieces)
+            wire = data = kept.feed(data)
             if kept.failure is not None:
                 self.effects = []
                 self._fail_behind(wire, kept.failure, complete=False)
                 return None
             if not wire:
                 return wire
-            pieces = [wire]
         if self._waits and self._may_give_back and gives_back(self.last_wire[-MARK_BYTES:] + wire):
             self.effects = [_ABORT]
             self._fail(GIVEN_BACK)
             return None
-        return self._passed(wire, pieces)
+        return self._passed(wire, data)
 
-    def _passed(self, wire: bytes, pieces: list[bytes]) -> bytes:
+    def _passed(self, wire: bytes, data: bytes) -> bytes:
         """Count the next bytes; returns what the client gets for them."""
         last, mark = self.last_wire, self.mark
         if self.is_events:
@@ -540,13 +540,12 @@ class AnswerMachine:
         else:
             self._body_bytes += len(wire)
             if self._scan is not None:
-                for piece in pieces:
-                    self._scan.feed(piece)
+                self._scan.feed(data)
         self.last_wire = wire
-        self._tail.add(pieces, len(wire))
+        self._tail.add(data)
         if self._usage is not None:
-            return self._usage.feed(pieces)
-        return b"".join(pieces) if self.is_bare else wire
+            return self._usage.feed(data)
+        return data if self.is_bare else wire
 
     # what is known of it ---------------------------------------------------------------------------------------
     @property
@@ -767,7 +766,7 @@ class AnswerMachine:
         self._go(Input.TAKEN_BACK)
         self.progressed = True
         self._outputs += event.outputs
-        self._tail.add((event.tail,), len(event.tail))
+        self._tail.add(event.tail)
         if self.kept is not None:
             self.kept.take_log(event.log)
 
@@ -775,7 +774,7 @@ class AnswerMachine:
     def _receive(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
         kept = self.kept
         if kept is not None:
-            wire = data = kept.feed([data]) if data else b""
+            wire = data = kept.feed(data) if data else b""
             if complete and kept.failure is None:
                 rest = kept.end()
                 if self.can_go_on and self._ends_early(data + rest):  # what goes on begins with a whole event
@@ -889,7 +888,7 @@ class AnswerMachine:
         if self._waits and self._may_give_back and gives_back(self.last_wire[-MARK_BYTES:] + wire):
             self.effects.append(_ABORT)
             self._fail(GIVEN_BACK)
-        elif passed := self._passed(wire, [data] if data else []):
+        elif passed := self._passed(wire, data):
             self.effects.append(Write(passed))
 
     # steps -----------------------------------------------------------------------------------------------------
@@ -911,7 +910,7 @@ class AnswerMachine:
             if starts_output(found):
                 self.mark = output_mark(self.spec.path, events[at])
                 begun = b"" if self._splitter is None else self._splitter.rest
-                self._outputs = first_outputs(self.mark, [*events[at:], begun])
+                self._outputs = first_outputs(self.mark, b"".join([*events[at:], begun]))
                 return True
         return False
 
@@ -936,8 +935,8 @@ class AnswerMachine:
         self._has_sent = True
         sent, usage, bare, tail = b"", self._usage, self.is_bare, self._tail
         for wire, data in held:
-            tail.add((data,), len(data))
-            sent += usage.feed([data]) if usage is not None else data if bare else wire
+            tail.add(data)
+            sent += usage.feed(data) if usage is not None else data if bare else wire
             self.last_wire = wire
         self.effects.append(Send(sent, begins))
 
@@ -1081,8 +1080,8 @@ class AnswerMachine:
     def _truncate(self, data: bytes) -> None:
         """Pass the last bytes on without the end of the framing, which would call the answer whole."""
         if self.has_begun and data:
-            self.effects.append(WriteLast(data if self._usage is None else self._usage.feed([data])))
-            self._tail.add((data,), len(data))
+            self.effects.append(WriteLast(data if self._usage is None else self._usage.feed(data)))
+            self._tail.add(data)
         self._fail(TRUNCATED)
 
     def _break_off(self, error: RouterError) -> None:

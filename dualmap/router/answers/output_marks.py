@@ -40,9 +40,6 @@ def cut_mark(mark: bytes, before: bytes, piece: bytes) -> int:
     return (before[-part:] + piece[:part]).count(mark)
 
 
-def first_outputs(mark: bytes, events: list[bytes]) -> int:
+def first_outputs(mark: bytes, events: bytes) -> int:
     """The events with output among these, of which the first is one."""
-    outputs = 0
-    for event in events:
-        outputs += event.count(mark)
-    return outputs or 1
+    return events.count(mark) or 1

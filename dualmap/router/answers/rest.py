@@ -49,6 +49,14 @@ _REFUSED: Final = {
     "enable_response_messages": "it lists its tokens at its end",
 }
 """Fields with which an answer is not continued, and why."""
+_HINDERING: Final = _REFUSED.keys() | {
+    "include_stop_str_in_output",
+    "include_reasoning",
+    "response_format",
+    "tool_choice",
+    "output_config",
+}
+"""Fields for which an answer may not be continued: few requests have one."""
 _NOT_CHATS: Final = frozenset(
     {
         *("messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "max_completion_tokens"),
@@ -156,6 +164,18 @@ def why_not_continued(path: str, request: Mapping[str, Any], answers: int) -> st
         return "answers of this API are not continued"
     if why := _why_not_several(path, request, answers):
         return why
+    if not _HINDERING.isdisjoint(request) and (why := _why_hindered(request)):
+        return why
+    if path == COMPLETIONS_PATH:
+        return "" if request.get("prompt") and isinstance(request["prompt"], str | list) else "its prompt is no text"
+    if path == RESPONSES_PATH:
+        return _why_no_response(request)
+    messages = request.get("messages")
+    return "" if isinstance(messages, list) and messages else "it has no messages"
+
+
+def _why_hindered(request: Mapping[str, Any]) -> str:
+    """Why fields hinder that an answer is continued; empty where they do not."""
     for name in _REFUSED.keys() & request.keys():
         if request[name] not in (None, False, [], ""):
             return f"{_REFUSED[name]} ({name})"
@@ -172,12 +192,7 @@ def why_not_continued(path: str, request: Mapping[str, Any], answers: int) -> st
     output = request.get("output_config")
     if isinstance(output, dict) and output.get("format"):
         return "a grammar would start again (output_config)"
-    if path == COMPLETIONS_PATH:
-        return "" if request.get("prompt") and isinstance(request["prompt"], str | list) else "its prompt is no text"
-    if path == RESPONSES_PATH:
-        return _why_no_response(request)
-    messages = request.get("messages")
-    return "" if isinstance(messages, list) and messages else "it has no messages"
+    return ""
 
 
 def _why_no_response(request: Mapping[str, Any]) -> str:

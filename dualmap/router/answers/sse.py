@@ -305,7 +305,10 @@ def _is_aborted_in(tail: bytes) -> bool:
 
 
 def _find_error(tail: bytes) -> re.Match[bytes] | None:
-    return _ERROR_EVENT.search(tail) if any(word in tail for word in _ERROR_WORDS) else None
+    for word in _ERROR_WORDS:
+        if word in tail:
+            return _ERROR_EVENT.search(tail)
+    return None
 
 
 def _error_in(tail: bytes) -> int | None:

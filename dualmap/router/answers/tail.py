@@ -25,14 +25,14 @@ class Tail:
         self._earlier: Sequence[bytes] = ()
         self._last: list[bytes] = []
         self._bytes = 0
-        """The last pieces have not more; their framing may be counted with them."""
+        """Those of the last pieces."""
 
-    def add(self, pieces: Sequence[bytes], most_bytes: int) -> None:
-        """Take the next pieces, which have so many bytes at most."""
-        self._last += pieces
-        self._bytes = count = self._bytes + most_bytes
-        if count >= TAIL_BYTES:
-            self._let_go()
+    def add(self, piece: bytes) -> None:
+        """Take the next piece."""
+        self._last.append(piece)
+        self._bytes += len(piece)
+        if self._bytes >= TAIL_BYTES and (not self._of_events or self._has_whole_events()):
+            self._earlier, self._last, self._bytes = self._last, [], 0
 
     @property
     def pieces(self) -> Sequence[bytes]:
@@ -41,14 +41,6 @@ class Tail:
 
     def joined(self) -> bytes:
         return b"".join(self.pieces)
-
-    def _let_go(self) -> None:
-        """The last pieces become the earlier ones if they are long enough to be searched alone, and have events that
-        are whole."""
-        self._bytes = sum(map(len, self._last))
-        if self._bytes < TAIL_BYTES or (self._of_events and not self._has_whole_events()):
-            return
-        self._earlier, self._last, self._bytes = self._last, [], 0
 
     def _has_whole_events(self) -> bool:
         if self._bytes > MAX_LAST_EVENT_BYTES:

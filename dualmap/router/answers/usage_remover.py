@@ -6,6 +6,7 @@ there.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import orjson
@@ -34,21 +35,19 @@ class UsageRemover:
     by event.
     """
 
-    def __init__(self) -> None:
-        self._editor = EventEditor(self._edited, _MAX_HELD_BYTES, comment=self._passed, release=self._release)
-        self._idle = True
-        """The next byte begins an event, and none waits."""
-        self._last = b""
-        """The event with the finish reason, while the next one is awaited."""
-        self._behind = b""
-        """Comments that came after it."""
-        self.sends_unrequested = False
-        """Whether the instance sends usage without a request for it."""
+    idle = True
+    """The next byte begins an event, and none waits."""
+    sends_unrequested = False
+    """The instance sends usage without a request for it."""
+    _last = b""
+    """The event with the finish reason, while the next one is awaited."""
+    _behind = b""
+    """Comments that came after it."""
 
-    @property
-    def idle(self) -> bool:
-        """Whether the next byte begins an event, and none waits."""
-        return self._idle
+    @cached_property
+    def _editor(self) -> EventEditor:
+        """Made for the first bytes that are parsed by event: many streams have none."""
+        return EventEditor(self._edited, _MAX_HELD_BYTES, comment=self._passed, release=self._release)
 
     @property
     def held(self) -> bytes:
@@ -57,6 +56,8 @@ class UsageRemover:
 
     def end(self) -> bytes:
         """The client's part of what was not passed on yet, of a stream that is over."""
+        if self.idle:
+            return b""
         rest = self._editor.end()
         return rest + self._release()
 
@@ -65,16 +66,15 @@ class UsageRemover:
         """Whether the bytes passed on so far end with an event."""
         return self._editor.between_events
 
-    def feed(self, pieces: list[bytes]) -> bytes:
+    def feed(self, data: bytes) -> bytes:
         """The client's part of the next bytes; may be empty."""
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        if self._idle and (
+        if self.idle and (
             (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
             or self.sends_unrequested
         ):
             return data
         passed_on = self._editor.feed(data)
-        self._idle = self._editor.idle and not self._last
+        self.idle = self._editor.idle and not self._last
         return passed_on
 
     def _release(self) -> bytes:

@@ -57,7 +57,7 @@ def test_however_a_stream_is_cut_it_passes_by_whole_events_without_ids_and_is_re
     kept = KeptStream(path, budget, 100, hides_ids=True)
 
     places = sorted({0, *(cut for cut in cuts if cut < len(wire)), len(wire)})
-    passed = [kept.feed([wire[start:stop]]) for start, stop in pairwise(places)]
+    passed = [kept.feed(wire[start:stop]) for start, stop in pairwise(places)]
 
     assert b"".join(passed) + kept.end() == expected
     assert all(re.search(rb"(\r?\n){2}\Z|\A:[^\n]*\n\Z", each) for each in passed if each), "or a comment's line"
@@ -73,7 +73,7 @@ async def test_a_stream_whose_ids_the_client_asked_for_passes_as_it_is() -> None
     wire = b"data: %b\n\n" % orjson.dumps(chunk(COMPLETION, "a", [7], [1, 2]))
     kept = KeptStream(COMPLETION, KeptBudget(1 << 20), 0, hides_ids=False)
 
-    assert kept.feed([wire]) == wire
+    assert kept.feed(wire) == wire
     so_far = await read_so_far(kept)
     assert (list(so_far.token_ids), so_far.prompt_ids) == ([7], b"1,2")
 
@@ -83,7 +83,7 @@ async def test_what_was_read_takes_little_memory() -> None:
     kept = KeptStream(CHAT, budget, 1000, hides_ids=True)
 
     for _ in range(3000):  # a megabyte of events
-        kept.feed([event])
+        kept.feed(event)
 
     assert budget.held_bytes < 120_000
     so_far = await read_so_far(kept)
@@ -98,7 +98,7 @@ def test_a_stream_that_is_too_long_or_finds_no_memory_is_not_kept_and_passes_on(
     budget, event = KeptBudget(limit_bytes), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [1]))
     kept = KeptStream(CHAT, budget, 30_000, hides_ids=True)
 
-    passed = [kept.feed([event]) for _ in range(1000)]
+    passed = [kept.feed(event) for _ in range(1000)]
 
     assert set(passed) == {without_ids(event)}
     assert kept.lost
@@ -110,17 +110,17 @@ def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: p
     monkeypatch.setattr(kept_stream, "MAX_EVENT_BYTES", 1000)
     budget, event = KeptBudget(1 << 20), b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [1]))
     kept = KeptStream(CHAT, budget, 0, hides_ids=True)
-    kept.feed([event])
+    kept.feed(event)
     assert budget.held_bytes > 0
 
-    passed = b"".join([kept.feed([b"data: " + b"x" * 400]) for _ in range(4)])
+    passed = b"".join([kept.feed(b"data: " + b"x" * 400) for _ in range(4)])
 
     assert len(passed) > 1000
     assert kept.lost
     assert (budget.held_bytes, budget.lost) == (0, 1)
-    kept.feed([b"\n\n"])
+    kept.feed(b"\n\n")
     for _ in range(1000):
-        kept.feed([event])
+        kept.feed(event)
     kept.release()
     assert (budget.held_bytes, budget.lost) == (0, 1)
 
@@ -144,7 +144,7 @@ async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own
     def kept(delta: str | None) -> tuple[KeptStream, bytes]:
         stream = KeptStream(MESSAGES_PATH, KeptBudget(1 << 20), 10, hides_ids=False)
         stream.watch = lambda event: failure_in(event, event_object(event))
-        return stream, b"".join(stream.feed([event]) for event in events(delta))
+        return stream, b"".join(stream.feed(event) for event in events(delta))
 
     whole, passed = kept("end_turn")
     assert (whole.failure, passed) == (None, b"".join(events("end_turn")))
@@ -184,9 +184,9 @@ async def test_the_end_of_a_message_passes_with_what_follows_it(together: bool) 
     kept = kept_response()
     ends = [b"".join([*MESSAGE_END, COMPLETED])] if together else [*MESSAGE_END, COMPLETED]
 
-    begin = b"".join(kept.feed([event]) for event in RESPONSE_TEXT)
+    begin = b"".join(kept.feed(event) for event in RESPONSE_TEXT)
     assert (begin, kept.is_plain) == (b"".join(RESPONSE_TEXT), True)
-    *held, last = [(kept.feed([data]), kept.is_plain) for data in ends]
+    *held, last = [(kept.feed(data), kept.is_plain) for data in ends]
 
     assert held == [(b"", False)] * len(held)
     assert last == (b"".join([*MESSAGE_END, COMPLETED]), True)
@@ -197,10 +197,10 @@ async def test_the_end_of_a_message_passes_with_what_follows_it(together: bool) 
 async def test_the_end_of_a_message_that_was_aborted_does_not_pass(together: bool) -> None:
     kept = kept_response()
     for event in RESPONSE_TEXT:
-        kept.feed([event])
+        kept.feed(event)
     ends = [b"".join([*MESSAGE_END, CANCELLED])] if together else [*MESSAGE_END, CANCELLED]
 
-    assert b"".join(kept.feed([data]) for data in ends) == b""
+    assert b"".join(kept.feed(data) for data in ends) == b""
     assert kept.failure is ABORTED and kept.end() == b""
     so_far = await read_so_far(kept)
     assert so_far.response is not None and so_far.response.message is not None
@@ -209,7 +209,7 @@ async def test_the_end_of_a_message_that_was_aborted_does_not_pass(together: boo
 def test_the_end_of_a_message_passes_where_the_stream_ends_with_it() -> None:
     kept = kept_response()
     for event in [*RESPONSE_TEXT, *MESSAGE_END]:
-        kept.feed([event])
+        kept.feed(event)
 
     assert kept.end() == b"".join(MESSAGE_END)
 
@@ -218,14 +218,14 @@ def test_another_item_that_ends_passes_at_once() -> None:
     kept = kept_response()
     call = response_event("response.output_item.done", item={"type": "function_call"})
 
-    assert kept.feed([b"".join([*RESPONSE_TEXT, *MESSAGE_END, call])]).endswith(call)
+    assert kept.feed(b"".join([*RESPONSE_TEXT, *MESSAGE_END, call])).endswith(call)
 
 
 async def test_a_comment_passes_before_the_end_of_a_message_that_is_held() -> None:
     kept = kept_response()
     for event in RESPONSE_TEXT:
-        kept.feed([event])
+        kept.feed(event)
 
-    assert kept.feed([b"".join([MESSAGE_END[0], b": ping\n\n", *MESSAGE_END[1:], b": ping\n\n"])]) == b": ping\n\n" * 2
+    assert kept.feed(b"".join([MESSAGE_END[0], b": ping\n\n", *MESSAGE_END[1:], b": ping\n\n"])) == b": ping\n\n" * 2
     assert kept.holds_end
-    assert kept.feed([CANCELLED]) == b"" and kept.failure is ABORTED
+    assert kept.feed(CANCELLED) == b"" and kept.failure is ABORTED

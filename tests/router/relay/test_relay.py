@@ -175,8 +175,8 @@ class Pythons:
         if kept is not None:
             if kept.failure is not None:
                 return b""
-            passed = kept.feed([passed]) if passed else b""
-        return self.usage.feed([passed]) if self.usage is not None and passed else passed
+            passed = kept.feed(passed) if passed else b""
+        return self.usage.feed(passed) if self.usage is not None and passed else passed
 
     @property
     def begins(self) -> bool:
