@@ -187,13 +187,7 @@ class FailoverPool:
 
     def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
         """Ends that a local state takes are kept, and told to the store when it is back."""
-        taken, before_alone = partial(self._trusts_ends, releases), partial(self._ends_alone, releases)
-        return self._either(lambda pool: pool.release(releases), taken, before_alone)
-
-    def _trusts_ends(self, releases: Sequence[Release], _: Sequence[Transition]) -> bool:
-        """Remember what the store took: it may lose that."""
-        self._ends.taken(releases)
-        return True
+        return self._either(lambda pool: pool.release(releases), releases=releases)
 
     async def _ends_alone(self, releases: Sequence[Release], local: PoolStore, tried: bool) -> None:
         """Keep the ends that a local state is about to take. The store may have taken them too where it was tried."""
@@ -213,13 +207,14 @@ class FailoverPool:
         self,
         call: Callable[[RequestPort], Awaitable[Answer]],
         trusts: Callable[[Answer], bool] | None = None,
-        before_alone: Callable[[PoolStore, bool], Awaitable[None]] | None = None,
+        releases: Sequence[Release] = (),
     ) -> Answer:
         """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
         shows that the store lost its members; what it reserved all the same is over there at the hand-over.
 
-        ``before_alone`` is awaited before the local state is called, with whether the store was called before.
+        ``releases`` are those that the call makes: what the store took is remembered, as it may lose that, and what the
+        local state is about to take is kept.
         """
         calls, tried = self._calls, False
         # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs to.
@@ -233,14 +228,16 @@ class FailoverPool:
                 local = self._degrade(error)
             else:
                 if self._local is None and (trusts is None or trusts(answer)):
+                    if releases:
+                        self._ends.taken(releases)
                     return answer
                 local = self._degrade(StoreUnavailableError("the store lost its members"))
             finally:
                 calls.under_way -= 1
                 if calls.settled is not None:
                     calls.ended()
-        if before_alone is not None:
-            await before_alone(local, tried)
+        if releases:
+            await self._ends_alone(releases, local, tried)
         return await call(local)
 
     def _trusts_members(self, found: Membership) -> bool:

@@ -405,10 +405,13 @@ class Search:
 
     def _options(self) -> list[Option]:
         """The options of the request as of now, one or two. Raises NoInstanceError."""
-        view, options = self.rules.fleet.sight.view.serving(self.request.model), list[Option]()
-        rule = self.rules.split if self.may_split else None
-        if view.decoding is None or rule is None:
-            return [self._option(self.leg, view if view.decoding is None else view.of(self.leg), None)]
+        view = self.rules.fleet.sight.view.serving(self.request.model)
+        if view.decoding is None:
+            return [self._option(self.leg, view, None)]
+        rule = self.rules.split
+        if rule is None or not self.may_split:
+            return [self._option(self.leg, view.of(self.leg), None)]
+        options: list[Option] = []
         for leg in rule.legs:
             try:
                 options.append(self._option(leg, view.of(leg), rule))

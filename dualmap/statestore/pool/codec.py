@@ -254,7 +254,10 @@ def packed_counts(counts: Counts) -> bytes:
 
 def counts_of(used: str) -> bytes:
     """The counts that a usage begins with, where it has any, as the scripts take them."""
-    return _COUNTS.pack(*map(int, used.split(" ", len(COUNTS))[: len(COUNTS)])) if used[:1].isdigit() else b""
+    if not used[:1].isdigit():
+        return b""
+    *figures, _ = used.split(" ", len(COUNTS))
+    return _COUNTS.pack(*map(int, figures))
 
 
 def counts_text(counts: Counts) -> bytes:

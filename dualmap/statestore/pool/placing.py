@@ -80,11 +80,14 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
     if placement.hot_tokens:
         known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.draws is not None:
-        known += b'"divisions":%b,' % placement.draws.group.divisions if placement.draws.group.is_divided else b""
-        known += b'"must_draw":true,' if placement.must_draw else b""
+        if placement.draws.group.is_divided:
+            known += b'"divisions":%b,' % placement.draws.group.divisions
+        if placement.must_draw:
+            known += b'"must_draw":true,'
     if placement.band is not None:
         known += b'"band":%d,' % placement.band
-        known += b'"fills":true,' if placement.fills else b""
+        if placement.fills:
+            known += b'"fills":true,'
     option = _number_of(placement, options, texts)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)
@@ -168,9 +171,9 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
     queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, *seen = more
-    loads = ReportedLoads(seen, now_ms)
+    loads, found = ReportedLoads(seen, now_ms), _STATUSES[status]
     return PlaceReply(
-        _STATUSES[status],
+        found,
         count_from(epoch),
         count_from(tree_version),
         now_ms,
@@ -185,7 +188,7 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
         float(ttft_s),
         running_requests,
         context_tokens,
-        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn, _STATUSES[status]),
+        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn, found),
         standing and _standing_from(standing),
     )
 

@@ -159,7 +159,7 @@ class PoolStore(Changes):
                     seen,
                     b"" if each.returned is None else each.returned.packed,
                     each.used,
-                    codec.counts_of(each.used) if each.used else b"",
+                    codec.counts_of(each.used),
                 )
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)

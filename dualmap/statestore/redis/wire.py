@@ -226,13 +226,15 @@ class WireCalls(Calls):
         verb, body = ("FCALL", script.function) if self._has_functions else ("EVALSHA", script.sha)
         tried_again = loaded = False
         while True:
-            if self._own_clock is None:
+            if self._own_clock is not None:
+                act_by = own_clock_word(self._own_clock())
+            else:
                 wire = self._wire
                 if wire is None or not wire.is_connected or not self._server_clock.is_known:
                     await self.now_ms()
-            clock = self._act_by(give_up_s)
+                act_by = b"%d" % self._server_clock.time_ms(give_up_s)
             try:
-                return await self.command(verb, body, 1, base, clock, *arguments)
+                return await self.command(verb, body, 1, base, act_by, *arguments)
             except (NoFunctionsError, StoreConfigurationError) as error:
                 if verb != "FCALL":
                     if isinstance(error, ForbiddenError):
@@ -279,11 +281,6 @@ class WireCalls(Calls):
                 for name in names:
                     if name != self._scripts.library_name:
                         await self.command("FUNCTION", "DELETE", name)
-
-    def _act_by(self, give_up_s: float) -> bytes:
-        if self._own_clock is not None:
-            return own_clock_word(self._own_clock())
-        return str(self._server_clock.time_ms(give_up_s)).encode()
 
     @staticmethod
     def _loop_s() -> float:
