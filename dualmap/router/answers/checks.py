@@ -35,6 +35,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _TEXT_TYPES: Final = (b"text/", b"application/json", b"application/xhtml", b"application/xml")
 """An answer of these types, or of none, that does not begin as JSON is a page or a message of something else than an
 engine."""
+_STREAM_TYPE: Final = b"text/event-stream"
 _ERROR_START: Final = re.compile(rb'\{\s*"(?:error"\s*:\s*(?:\{\s*"|"(?!"))|object"\s*:\s*"error")')
 _EVENTS_START: Final = re.compile(rb"(?:data|event|id|retry)?:")
 _SHOWN_BYTES: Final = 200
@@ -77,11 +78,13 @@ _IS_LAST: Final[Mapping[str, Callable[[Mapping[str, Any]], bool]]] = {
 
 
 @lru_cache(maxsize=64)
-def may_be_no_answer(content_type: bytes, content_encoding: bytes) -> bool:
-    """Whether a body of this type can be read here, and could be something else than an answer."""
+def body_type(content_type: bytes | None, content_encoding: bytes | None) -> tuple[bool, bool]:
+    """Whether a body of this type can be read here, and could be something else than an answer; and whether it is read
+    as an event stream, as its type says."""
     if content_encoding and content_encoding.strip().lower() not in (b"", b"identity"):
-        return False
-    return not content_type or content_type.lower().startswith(_TEXT_TYPES)
+        return False, False
+    said = (content_type or b"").lower()
+    return not said or said.startswith(_TEXT_TYPES), said.startswith(_STREAM_TYPE)
 
 
 def starts_events(body: bytes) -> bool:
@@ -95,7 +98,7 @@ def _text(body: bytes) -> bytes:
 
 def failure_of_object(body: bytes, *, readable: bool = True) -> InstanceFailure | None:
     """The failure that an answer of success shows, of whose body this is the start, or the whole of it. It is
-    ``readable`` where it ``may_be_no_answer``."""
+    ``readable`` where its ``body_type`` says so."""
     start = body if body[:1] in JSON_STARTS else _text(body)
     if not start:
         return InstanceFailure(FailureKind.NO_ANSWER, "an empty answer")

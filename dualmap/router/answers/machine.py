@@ -31,9 +31,9 @@ from dualmap.router.answers.checks import (
     JSON_STARTS,
     OBJECT_PATHS,
     TRUNCATED,
+    body_type,
     ends_whole,
     failure_of_object,
-    may_be_no_answer,
     shows_end,
     starts_events,
 )
@@ -57,10 +57,11 @@ from dualmap.router.answers.sse import (
     NO_ENDING,
     Ending,
     EventSplitter,
+    ending_of_stream,
+    ending_of_whole,
     ends_event,
     event_object,
     is_comment,
-    read_ending,
     starts_output,
 )
 from dualmap.router.answers.tail import Tail
@@ -77,8 +78,6 @@ from dualmap.scheduling.values import value
 
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
-_STREAM_TYPE: Final = b"text/event-stream"
-_STREAM_TYPE_BYTES: Final = len(_STREAM_TYPE)
 _START_BYTES: Final = 64
 """An answer shows within so many bytes that it is an event stream, whatever its type says."""
 ERROR_BODY_S: Final = 2.0
@@ -459,7 +458,7 @@ class AnswerMachine:
     effects: list[Effect]
     """What the last event has brought, or the last bytes for which ``take`` returned None."""
     _readable = True
-    """The body is of a type that can be read, and is not compressed; see ``may_be_no_answer``."""
+    """The body is of a type that can be read, and is not compressed; see ``body_type``."""
     is_events = False
     """The answer is a stream of events."""
     _splitter: EventSplitter | None = None
@@ -509,7 +508,7 @@ class AnswerMachine:
             between_chunks: they end a chunk.
         """
         self.progressed = True
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        data = b"".join(pieces)
         if complete or self.phase not in PASSES:
             self.effects = []
             if self.phase not in ENDS:
@@ -636,19 +635,18 @@ class AnswerMachine:
         head, spec = event.head, self.spec
         self._head, self.is_bare, use = head, event.bare, spec.use
         of, status = head.index.get, head.status
-        content_type, encoding = of(b"content-type", b""), of(b"content-encoding", b"")
-        self._readable = readable = may_be_no_answer(content_type, encoding)
+        self._readable, says_events = body_type(of(b"content-type"), of(b"content-encoding"))
         if status >= 300 and is_retried(status):
             self._progressed_s, self._pause_s = now_s, event.pause_s
             self._go(_ERROR_HEAD)
         elif use in _FOR_NONE:
             self._go(Input.COLLECTED)
-        elif readable and content_type[:_STREAM_TYPE_BYTES].lower() == _STREAM_TYPE:
+        elif says_events:
             self._go(_EVENTS_HEAD)
             self._begin_events()
             if spec.keep is not None and head.framing is not _LENGTH:
                 self._keep(spec.keep())
-        elif self._waits or (readable and status < 300 and spec.path in OBJECT_PATHS):
+        elif self._waits or (self._readable and status < 300 and spec.path in OBJECT_PATHS):
             self._go(_WHOLE_HEAD)
         else:
             self._go(Input.OTHER_HEAD)
@@ -970,8 +968,9 @@ class AnswerMachine:
         self._body_bytes = len(body)
         wire = body if self.is_bare else held[0][0] if len(held) == 1 else b"".join([wire for wire, _ in held])
         self.effects.append(Send(wire, True))
-        ending = read_ending((body,), streamed=False)
-        return self._finish(AnswerResult(head.status, ending, None, True, sends_usage_unrequested=not self._readable))
+        return self._finish(
+            AnswerResult(head.status, ending_of_whole(body), None, True, sends_usage_unrequested=not self._readable)
+        )
 
     def _finish(self, result: AnswerResult) -> None:
         self._go(_COMPLETED)
@@ -987,7 +986,7 @@ class AnswerMachine:
         """The findings in what has come last."""
         if self._scan is not None:
             return Ending(self._scan.usage)
-        return read_ending(self._tail.pieces, streamed=self.is_events)
+        return ending_of_stream(self._tail.pieces) if self.is_events else ending_of_whole(self._tail.joined())
 
     def _failure_of_held(self, body: bytes, *, whole: bool) -> InstanceFailure | None:
         """The failure that the held body shows, or what has come of it."""

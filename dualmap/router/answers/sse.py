@@ -270,12 +270,15 @@ class Ending:
 NO_ENDING: Final = Ending()
 
 
-def read_ending(pieces: Sequence[bytes], *, streamed: bool) -> Ending:
-    """Find usage and failure in the last ``pieces`` of a stream, or in a whole answer. Costs nothing per piece: a few
-    searches at the end, and the parsing of the events that they find."""
-    data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-    if not streamed:
-        return Ending(usage_of_answer(json_object(data) or {})) if _USAGE in data else NO_ENDING
+def ending_of_whole(body: bytes) -> Ending:
+    """Find the usage in the body of a whole answer."""
+    return Ending(usage_of_answer(json_object(body) or {})) if _USAGE in body else NO_ENDING
+
+
+def ending_of_stream(pieces: Sequence[bytes]) -> Ending:
+    """Find usage and failure in the last ``pieces`` of a stream. Costs nothing per piece: a few searches at the end,
+    and the parsing of the events that they find."""
+    data = b"".join(pieces)
     tail = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n") if b"\r" in data else data
     usage = None
     if _USAGE in tail:

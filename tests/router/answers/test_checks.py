@@ -8,9 +8,9 @@ from types import FrameType
 import pytest
 
 from dualmap.router.answers.checks import (
+    body_type,
     ends_whole,
     failure_of_object,
-    may_be_no_answer,
     retry_after_s,
     shows_end,
     starts_events,
@@ -56,13 +56,15 @@ CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/respons
     ],
 )
 def test_an_answer_is_told_from_what_is_none(content_type: bytes, body: bytes, kind: FailureKind | None) -> None:
-    failure = failure_of_object(body, readable=may_be_no_answer(content_type, b""))
+    failure = failure_of_object(body, readable=body_type(content_type, None)[0])
     assert (failure and failure.kind) is kind
 
 
 def test_what_is_compressed_is_not_judged() -> None:
-    assert failure_of_object(b"\x1f\x8b", readable=may_be_no_answer(JSON, b"gzip")) is None
-    assert not may_be_no_answer(JSON, b"br") and may_be_no_answer(JSON, b" Identity")
+    assert failure_of_object(b"\x1f\x8b", readable=body_type(JSON, b"gzip")[0]) is None
+    assert body_type(JSON, b"br") == (False, False) and body_type(JSON, b" Identity") == (True, False)
+    assert body_type(b"Text/Event-Stream; charset=utf-8", None) == (True, True)
+    assert body_type(b"text/event-stream", b"gzip") == (False, False)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from dualmap.router.answers.checks import failure_of_object
 from dualmap.router.answers.failures import failure_in
 from dualmap.router.answers.fields import MOST_TOKENS, is_aborted, is_given_back, read_usage, usage_of_answer
-from dualmap.router.answers.sse import event_object, read_ending
+from dualmap.router.answers.sse import ending_of_stream, ending_of_whole, event_object
 from dualmap.scheduling.request.outcome import FailureKind, Usage
 
 SCHEMA = {
@@ -72,7 +72,7 @@ def test_what_a_response_repeats_of_its_request_fails_nothing_and_blames_no_inst
     for name in ("response.created", "response.completed"):
         first = event({"type": name, "response": RESPONSE}, name)
         assert failure_in(first, event_object(first)) is None
-        assert read_ending([first], streamed=True).error_status is None
+        assert ending_of_stream([first]).error_status is None
     assert failure_of_object(orjson.dumps(RESPONSE)) is None
 
 
@@ -99,10 +99,10 @@ def test_usage_is_found_behind_and_before_whatever_a_client_has_written() -> Non
         "prompt_token_ids": [*range(20_000)],
     }
     for value in (chat, RESPONSE):
-        ending = read_ending([orjson.dumps(value)], streamed=False)
+        ending = ending_of_whole(orjson.dumps(value))
         assert ending.usage == whole
     for last in (event({"type": "response.completed", "response": RESPONSE}, "response.completed"), event(chat)):
-        ending = read_ending([event({"choices": [{"delta": {"content": "x"}}]}), last], streamed=True)
+        ending = ending_of_stream([event({"choices": [{"delta": {"content": "x"}}]}), last])
         assert usage_of_answer(event_object(last) or {}) == whole
         assert ending.usage == whole
 
@@ -110,7 +110,7 @@ def test_usage_is_found_behind_and_before_whatever_a_client_has_written() -> Non
 def test_the_last_usage_of_a_stream_counts_and_a_null_one_is_none() -> None:
     counted = [{"choices": [{"delta": {}}], "usage": {"prompt_tokens": 7, "completion_tokens": at}} for at in (1, 2)]
 
-    ending = read_ending([*map(event, counted), event({"choices": [], "usage": None})], streamed=True)
+    ending = ending_of_stream([*map(event, counted), event({"choices": [], "usage": None})])
 
     assert ending.usage == Usage(7, None, 2)
 

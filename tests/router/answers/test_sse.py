@@ -9,12 +9,12 @@ from dualmap.router.answers.sse import (
     Ending,
     EventEditor,
     EventSplitter,
+    ending_of_stream,
     ends_event,
     event_data,
     event_object,
     is_comment,
     is_error,
-    read_ending,
     starts_output,
 )
 from dualmap.scheduling.request.outcome import Usage
@@ -170,28 +170,28 @@ def test_errors_in_a_stream_are_recognised() -> None:
 def test_the_ending_tells_usage_wherever_it_was_cut() -> None:
     event = b'data: {"choices":[],"usage":{"prompt_tokens":1234,"prompt_tokens_details":{"cached_tokens":1024}}}\n\n'
     for cut in range(len(event)):
-        ending = read_ending([event[:cut], event[cut:]], streamed=True)
+        ending = ending_of_stream([event[:cut], event[cut:]])
         assert ending == Ending(Usage(1234, 1024))
 
 
 def test_words_in_the_content_are_not_taken_for_structure() -> None:
     content = orjson.dumps(delta(content='data: {"error":{"code":1}} "prompt_tokens":5 "finish_reason":"abort"'))
-    ending = read_ending([b"data: " + content + b"\n\n"], streamed=True)
+    ending = ending_of_stream([b"data: " + content + b"\n\n"])
     assert ending.usage is None and ending.error_status is None
 
 
 def test_a_stream_that_an_engine_gave_up_has_failed() -> None:
     """vLLM ends it under status 200, with an error event and [DONE], or with finish_reason abort."""
-    ending = read_ending([b'data: {"error":{"code":503}}\n\n', b"data: [DONE]\n\n"], streamed=True)
+    ending = ending_of_stream([b'data: {"error":{"code":503}}\n\n', b"data: [DONE]\n\n"])
     assert ending.error_status == 503
-    assert read_ending([b'data: {"error":{"message":"m"}}\n\n'], streamed=True).error_status == 500
-    assert read_ending([b'data: {"error":{"mess'], streamed=True).error_status == 500
-    assert read_ending([b'data: {"choices":[{"finish_reason":"abort"}]}\n\n'], streamed=True).error_status == 500
+    assert ending_of_stream([b'data: {"error":{"message":"m"}}\n\n']).error_status == 500
+    assert ending_of_stream([b'data: {"error":{"mess']).error_status == 500
+    assert ending_of_stream([b'data: {"choices":[{"finish_reason":"abort"}]}\n\n']).error_status == 500
 
 
 def test_a_stream_that_ends_in_the_clients_own_error_says_so() -> None:
     error = b'data: {"error": {"message": "top_k must be -1", "type": "BadRequestError", "code": 400}}\n\n'
-    assert read_ending([error, b"data: [DONE]\n\n"], streamed=True).error_status == 400
+    assert ending_of_stream([error, b"data: [DONE]\n\n"]).error_status == 400
 
 
 def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
@@ -204,8 +204,8 @@ def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
         b'event: response.completed\ndata: {"response":{"status":"completed","usage":{"input_tokens":13,'
         b'"input_tokens_details":{"cached_tokens":4},"output_tokens":2}},"type":"response.completed"}\n\n'
     )
-    assert read_ending([message], streamed=True) == Ending(Usage(99, 64, 5))
-    assert read_ending([response], streamed=True) == Ending(Usage(13, 4, 2))
+    assert ending_of_stream([message]) == Ending(Usage(99, 64, 5))
+    assert ending_of_stream([response]) == Ending(Usage(13, 4, 2))
 
 
 @pytest.mark.parametrize(
@@ -219,5 +219,5 @@ def test_usage_of_the_agents_apis_counts_the_whole_prompt() -> None:
 def test_streams_of_the_agents_apis_that_end_in_an_error_have_failed(event: bytes) -> None:
     for end in (b"\n", b"\r\n", b"\r"):
         pieces = [b"data: {}\n\n".replace(b"\n", end), event.replace(b"\n", end)]
-        assert read_ending(pieces, streamed=True).error_status == 500
-    assert read_ending([b'data: {"delta": "event: error"}\n\n'], streamed=True).error_status is None
+        assert ending_of_stream(pieces).error_status == 500
+    assert ending_of_stream([b'data: {"delta": "event: error"}\n\n']).error_status is None
