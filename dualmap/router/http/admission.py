@@ -69,7 +69,6 @@ _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search"})
 """Fields with which an answer needs the computed prompt itself."""
 _STEERING: Final = frozenset({*TRANSFER_KEYS, REPORT_KEY, *EXTRA_ARGS, SAMPLING})
 
-_LIMITS: Final = "max_tokens", "max_completion_tokens"
 _ANSWERS: Final = frozenset({"n", "best_of"})
 _MOST_ANSWERS: Final = 1 << 20
 """More are counted as so many; no engine computes them."""
@@ -339,7 +338,8 @@ def inference_request_of(
             read.leaves_usage_open = "stream_options" not in body
             read.refuses_usage = not read.leaves_usage_open and _refuses_usage(body["stream_options"])
             read.leaves_ids_open = body.get("return_token_ids") is None
-        read.may_split = may_split(path, body) and not (trusts_transfers and body.get("kv_transfer_params"))
+        is_split = may_split(path, body, prompt.output_limit)
+        read.may_split = is_split and not (trusts_transfers and body.get("kv_transfer_params"))
         if path == COMPLETIONS_PATH:
             read.prompts = read.computed_answers = prompts_of(path, body)
         if not _ANSWERS.isdisjoint(body):
@@ -414,16 +414,13 @@ def _is_one_answer(body: Mapping[str, Any]) -> bool:
     return not isinstance(prompt, list) or (bool(prompt) and isinstance(prompt[0], int))
 
 
-def may_split(path: str, body: Mapping[str, Any]) -> bool:
+def may_split(path: str, body: Mapping[str, Any], limit: int | None) -> bool:
     """Whether one instance can prefill the request's prompt and another one answer it: one prompt, one answer of more
-    than a token."""
-    if path not in COMPLETIONS_PATHS:
+    than a token. ``limit``: the most tokens of its answer; None: it sets no limit."""
+    if path not in COMPLETIONS_PATHS or limit in (0, 1):
         return False
     if not _NOT_SPLIT.isdisjoint(body) and any(map(body.get, _NOT_SPLIT)):
         return False
-    for limit in _LIMITS:
-        if limit in body and lax_int(body[limit]) in (0, 1):
-            return False
     return _is_one_answer(body)
 
 

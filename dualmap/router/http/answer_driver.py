@@ -53,7 +53,6 @@ from dualmap.router.http.heads import Header, as_chunk
 from dualmap.router.http.parts import Part
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.relay.relay import FULL, MAX_BYTES, TAKEN, Relay, Returned
-from dualmap.scheduling.request.charge import Counted
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
 
@@ -197,10 +196,6 @@ class AnswerDriver:
         self.done = self.connection.loop.create_future()
         self.connection.redirect(self)
         return self.done
-
-    def counted(self) -> Counted:
-        """What has come of the answer so far."""
-        return self.machine.counted()
 
     def so_far(self) -> Ending:
         """The findings in what has come of an answer that is left before its end."""

@@ -168,8 +168,7 @@ class ClientConnection(asyncio.Protocol):
         requests = reader.feed(data)
         if reader.reading and (requests or not was_reading):
             self._since_s = self._loop.time()
-        for request in requests:
-            self._waiting.append(request)
+        self._waiting += requests
         if len(self._waiting) > 1 and self._sent_too_far_ahead():
             reader.stopped = True
         self._next()

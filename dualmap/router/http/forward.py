@@ -630,7 +630,7 @@ class _Forwarding:
     def _drop_bodies(self) -> None:
         """Drop the client's body and that of a rest: no other instance is asked."""
         self.request.drop_body()
-        self.request.body = self._original = b""
+        self._original = b""
 
     @property
     def streams(self) -> bool:

@@ -159,7 +159,7 @@ class Sender:
 
     def _count(self, driver: AnswerDriver) -> None:
         """Count what has come of an answer, beside what came of it before."""
-        counted = driver.counted()
+        counted = driver.machine.counted()
         self.counted = counted if self.counted is NOTHING_COUNTED else self.counted + counted
 
     def _learn_of_usage(self, sending: Sending, result: AnswerResult) -> None:

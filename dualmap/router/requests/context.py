@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from dualmap.router.errors import ReplicaFullError, RouterError
@@ -107,12 +108,10 @@ class LiveRequests:
         """Whether its end is being sent to the store."""
         return request_id in self._releasing
 
-    def releasing(self, request_id: str) -> None:
-        """The end of a request is about to be sent to the store; the caller must call ``released``."""
+    def releasing(self, request_id: str) -> Callable[[], None]:
+        """The end of a request is about to be sent to the store; the caller must call what is returned once it was."""
         self._releasing.add(request_id)
-
-    def released(self, request_id: str) -> None:
-        self._releasing.discard(request_id)
+        return partial(self._releasing.discard, request_id)
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -450,8 +449,7 @@ class LiveRequest:
                 release.request_id, release.instance_id, note=self.machine.ttft_sample(), seen=release.seen
             )
         if post.last:
-            self._context.live.releasing(self.request_id)
-            settled = partial(self._context.live.released, self.request_id)
+            settled = self._context.live.releasing(self.request_id)
         self.pool.outbox.post(release, settled)
 
     # effects with an answer --------------------------------------------------------------------------------------

@@ -85,8 +85,8 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     one of which the least is left is told."""
     is_messages, left_of = path == MESSAGES_PATH, drawn.left
     fields: list[tuple[bytes, bytes]] = []
-    for same in _reported_limits(draws.group, is_messages):
-        tightest = same[0] if len(same) == 1 else min(same, key=lambda each: left_of[each.place])
+    for first, *others in _reported_limits(draws.group, is_messages):
+        tightest = min(first, *others, key=lambda each: left_of[each.place]) if others else first
         limit, left_field, reset_field, place, amount = tightest
         left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
         reset = _reset_text(reset_s, now, is_messages=True) if is_messages else duration(reset_s).encode()

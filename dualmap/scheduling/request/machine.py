@@ -1745,9 +1745,9 @@ class RequestMachine:
         answered, spec, usage = outcome in ANSWERED, self.spec, self.usage
         if not (answered or keeps_tokens(outcome, begun=self.first_token_s is not None)):
             return None
-        is_unknown = spec.chain is None and self._overdue_in is not None  # it keeps what it drew
-        if counted is None and not answered and before is not _ANSWERING and not is_unknown:
-            counted = NOTHING_COUNTED  # its client had nothing of it
+        if counted is None and not answered and before is not _ANSWERING:
+            is_unknown = spec.chain is None and self._overdue_in is not None  # it keeps what it drew
+            counted = None if is_unknown else NOTHING_COUNTED  # its client had nothing of it
         if usage is not None:
             reported = reported_charge(usage, 0 if counted is None else counted.output_tokens + self.sent_tokens)
             if reported is not None:

@@ -10,6 +10,7 @@ from dualmap.router.http.admission import may_split
 from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
 from dualmap.router.http.model_field import edited
+from dualmap.router.prompts.prompt import output_limit
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -21,6 +22,9 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"n": 1, "max_tokens": 2}, True),
         (CHAT, {"n": 2}, False),
         (CHAT, {"max_completion_tokens": 1}, False),
+        (CHAT, {"max_completion_tokens": 9, "max_tokens": 1}, True),
+        (COMPLETION, {"prompt": "text", "max_tokens": 1}, False),
+        (COMPLETION, {"prompt": "text", "max_tokens": 0}, False),
         (COMPLETION, {"prompt": "text"}, True),
         (COMPLETION, {"prompt": [1, 2, 3]}, True),
         (COMPLETION, {"prompt": ["one", "two"]}, False),
@@ -34,7 +38,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 def test_one_prompt_with_one_answer_of_more_than_a_token_may_be_split(
     path: str, fields: dict[str, Any], split: bool
 ) -> None:
-    assert may_split(path, fields) is split
+    assert may_split(path, fields, output_limit(path, fields)) is split
 
 
 @pytest.mark.parametrize("other", [{}, {"model": "other"}, {"model": "other", "cache_salt": "acme's"}])
