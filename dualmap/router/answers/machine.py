@@ -571,8 +571,7 @@ class AnswerMachine:
 
     @property
     def held_body(self) -> bytes:
-        held = self._held
-        return held[0][1] if len(held) == 1 else b"".join([data for _, data in held])
+        return b"".join([data for _, data in self._held])
 
     @property
     def shows_end(self) -> bool:
@@ -962,12 +961,12 @@ class AnswerMachine:
 
     def _complete_held(self, head: AnswerHead) -> None:
         """All of an answer has come of which nothing was sent."""
-        body, held = self.held_body, self._held
+        wires, pieces = zip(*self._held, strict=True) if self._held else ((), ())
+        body = b"".join(pieces)
         if (failure := self._failure_of_held(body, whole=True)) is not None:
             return self._fail_by_body(failure, body)
         self._body_bytes = len(body)
-        wire = body if self.is_bare else held[0][0] if len(held) == 1 else b"".join([wire for wire, _ in held])
-        self.effects.append(Send(wire, True))
+        self.effects.append(Send(body if self.is_bare else b"".join(wires), True))
         return self._finish(
             AnswerResult(head.status, ending_of_whole(body), None, True, sends_usage_unrequested=not self._readable)
         )

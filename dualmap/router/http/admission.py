@@ -426,7 +426,7 @@ def may_split(path: str, body: Mapping[str, Any], limit: int | None) -> bool:
 
 def mint_request_id() -> str:
     """A request id that no other replica mints; it need not be secret."""
-    return _random.randbytes(16).hex()
+    return f"{_random.getrandbits(128):032x}"
 
 
 def read_request_id(header: str | None) -> str:

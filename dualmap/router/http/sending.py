@@ -185,8 +185,14 @@ class Sender:
         times = AnswerTimes(
             settings.first_byte_timeout_s, settings.chunk_timeout_s, self._deadline_s, sending.kv_within_s
         )
-        refuses, relay = plane.port_checks.refuses, plane.relay
-        driver = AnswerDriver(connection, sending.answer, sending.receiver, times, port_refuses=refuses, relay=relay)
+        driver = AnswerDriver(
+            connection,
+            sending.answer,
+            sending.receiver,
+            times,
+            port_refuses=plane.port_checks.refuses,
+            relay=plane.relay,
+        )
         connection.answer_to(driver)
         return driver
 

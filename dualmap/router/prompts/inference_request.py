@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
@@ -124,7 +123,7 @@ class AskedTokens:
     answers: int = 1
 
 
-@dataclass(slots=True)
+@record
 class SentPrompt:
     """A scheduled request's statement about its prompt, for any pool."""
 
@@ -136,7 +135,7 @@ class SentPrompt:
     engine is not to truncate it."""
     output_limit: int | None
     """Tokens of the answer at most."""
-    source: TokenSource | None = field(default=None, compare=False)
+    source: TokenSource | None = None
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     pooled: bool = False

@@ -230,12 +230,14 @@ class Intake:
             if requested_s is None:
                 requested_s = its_class.slo_ttft_s
             _set_engine_priority(request, scheduling, its_class)
-        # Arguments go by place: by name this costs several times as much, and every request pays for it.
-        tenant, draws, account = "", None, ""
+        tenant, draws, account, weight = "", None, "", None
         if caller is not None:
-            tenant = caller.tenant.name
+            tenant, weight = caller.tenant.name, caller.tenant.weight
             draws = self._draws(request, route, caller, prompt, asked)
             account = account_text(tenant, caller.key, class_name, route.model)
+        elif self._tenants is not None and self._tenants.has_tenants:
+            weight = NO_TENANT_WEIGHT  # those without a tenant share as one of their own
+        # Arguments go by place: by name this costs several times as much, and every request pays for it.
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
@@ -254,7 +256,7 @@ class Intake:
             tenant,
             draws,
             account,
-            self._weight(caller),
+            weight,
             rank,
             not (request.not_continued or request.hides_first_token),
             request.computed_answers,
@@ -307,13 +309,6 @@ class Intake:
             only=request.only, tenant=tenant, draws=draws, account=account,
             body_tokens=0 if request.asks is None else _body_tokens(request.asks, route.pool),
         )  # fmt: skip
-
-    def _weight(self, caller: Caller | None) -> float | None:
-        """The weight of its tenant in the shares of work. Requests without a tenant are one of their own; None where
-        there are no tenants."""
-        if caller is not None:
-            return caller.tenant.weight
-        return NO_TENANT_WEIGHT if self._tenants is not None and self._tenants.has_tenants else None
 
     def _free_id(self, request_id: str) -> str:
         """The id itself unless a request of this replica has it, or its release is being sent; the

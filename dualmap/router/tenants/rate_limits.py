@@ -86,8 +86,9 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     is_messages, left_of = path == MESSAGES_PATH, drawn.left
     fields: list[tuple[bytes, bytes]] = []
     for first, *others in _reported_limits(draws.group, is_messages):
-        tightest = min(first, *others, key=lambda each: left_of[each.place]) if others else first
-        limit, left_field, reset_field, place, amount = tightest
+        limit, left_field, reset_field, place, amount = (
+            min(first, *others, key=lambda each: left_of[each.place]) if others else first
+        )
         left, reset_s = left_of[place], drawn.unused_in_s(place, amount)
         reset = _reset_text(reset_s, now, is_messages=True) if is_messages else duration(reset_s).encode()
         fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset))

@@ -200,10 +200,11 @@ def _standing_from(found: bytes) -> Standing:
 
 def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
-    budgets, capacities = draws.group.budgets, draws.group.capacities
-    figures = unpack(f"<{len(found) // 8}d", found)
+    group = draws.group
+    capacities, figures = group.capacities, unpack(f"<{len(found) // 8}d", found)
     parts, rests = {}, {}
-    if draws.group.is_divided:
+    if group.is_divided:
+        budgets = group.budgets
         divided = [place for place, each in enumerate(budgets) if each.division is not None]
         parts = dict(zip(divided, map(int, figures[len(budgets) :: 2]), strict=True))
         rests = dict(zip(divided, map(int, figures[len(budgets) + 1 :: 2]), strict=True))

@@ -205,7 +205,10 @@ class WireCalls(Calls):
         return WireCalls(self.connections, self._scripts, self._timeout_s, self._own_clock)
 
     def command(self, *arguments: Argument, timeout_s: float | None = None) -> Awaitable[Any]:
-        wire, command = self._wire, pack(arguments)
+        return self._send(pack(arguments), timeout_s)
+
+    def _send(self, command: bytes, timeout_s: float | None = None) -> Awaitable[Any]:
+        wire = self._wire
         if wire is not None and wire.is_connected and wire.has_room:
             return wire.send(command, timeout_s)
         return self._send_when_ready(command, timeout_s)
@@ -234,7 +237,7 @@ class WireCalls(Calls):
                     await self.now_ms()
                 act_by = b"%d" % self._server_clock.time_ms(give_up_s)
             try:
-                return await self.command(verb, body, 1, base, act_by, *arguments)
+                return await self._send(pack((verb, body, 1, base, act_by, *arguments)))
             except (NoFunctionsError, StoreConfigurationError) as error:
                 if verb != "FCALL":
                     if isinstance(error, ForbiddenError):
