@@ -57,7 +57,7 @@ class ContinuedAnswer:
         self._shows_usage = shows_usage
         self._shows_ids = shows_ids
         self.so_far = self._so_far = so_far
-        """What the client has."""
+        """The part of the answer that the client has."""
         self._is_one_of_several = index is not None
         self._index = index or 0
         self._shows_role = self._is_one_of_several and not so_far.has_role

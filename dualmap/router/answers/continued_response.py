@@ -33,7 +33,7 @@ class ContinuedResponse:
         self.tokens = rest.tokens
         """Tokens of the answer that the client had."""
         self.so_far = self._so_far = so_far
-        """What the client has."""
+        """The part of the response that the client has."""
         if so_far.response is None:
             so_far.response = ResponseSoFar()
         self._state = state = so_far.response

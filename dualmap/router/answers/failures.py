@@ -1,4 +1,4 @@
-"""What shows that an instance failed an answer: in an event, in a whole body, in its silence."""
+"""The signs that an instance failed an answer: in an event, in a whole body, in its silence."""
 
 from __future__ import annotations
 

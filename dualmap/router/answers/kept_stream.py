@@ -101,7 +101,7 @@ class KeptStream:
     is_plain = False
     """The next byte begins an event, which is not the first one."""
     lost = False
-    """It is not kept any more."""
+    """The stream is not kept any more."""
     watch: Callable[[bytes], InstanceFailure | None] | None = None
     """Says what failure an event announces, the first one apart. An event that does is not passed on, nor what is
     behind it."""
@@ -241,7 +241,7 @@ class KeptStream:
         return so_far
 
     def release(self) -> None:
-        """It is over."""
+        """The stream is over."""
         self._budget.give_back(self._reserved)
         self._reserved = 0
         self._events, self._packed = [], []

@@ -197,7 +197,7 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
 
 
 class Use(StrEnum):
-    """What an answer is for."""
+    """The purpose of an answer."""
 
     CLIENT = "client"
     """The answer goes to the client."""
@@ -237,7 +237,7 @@ class Head:
 
     head: AnswerHead
     bare: bool = False
-    """What is passed on has to be without the instance's framing."""
+    """The bytes have to pass without the instance's framing."""
     pause_s: float | None = None
     """The time after which its instance takes requests again, as it says (``retry-after``)."""
 
@@ -319,7 +319,7 @@ class Relayed:
     tail: bytes
     """The end of that part."""
     log: bytes
-    """What was kept of it."""
+    """The events that were kept of that part."""
     outputs: int
     """The number of its events with output."""
 
@@ -454,9 +454,9 @@ class AnswerMachine:
     _head: AnswerHead | None = None
     _pause_s: float | None = None
     is_bare = False
-    """What is passed on is without the instance's framing."""
+    """The bytes pass without the instance's framing."""
     effects: list[Effect]
-    """What the last event has brought, or the last bytes for which ``take`` returned None."""
+    """The effects of the last event, or of the last bytes for which ``take`` returned None."""
     _readable = True
     """The body is of a type that can be read, and is not compressed; see ``body_type``."""
     is_events = False
@@ -579,7 +579,7 @@ class AnswerMachine:
         return self.is_events and shows_end(self.spec.path, self._tail.pieces)
 
     def counted(self) -> Counted:
-        """What has come of it so far, as far as it is no error."""
+        """The output that has come so far; none of an error."""
         head = self._head
         if head is None or head.status >= 400 or self.spec.use in _FOR_NONE:
             return NOTHING_COUNTED
@@ -862,7 +862,7 @@ class AnswerMachine:
         self._begin(Input.BEGAN)
 
     def _pass_unread(self, is_json: bool) -> None:
-        """What is held of it passes, and all that follows."""
+        """Let the held part pass, and all that follows."""
         self._tail = Tail(of_events=False)
         self._scan = UsageScan() if is_json and self._readable else None
         for wire, data in self._held:

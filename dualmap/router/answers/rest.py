@@ -351,7 +351,7 @@ def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | 
 
 
 def _told_of_tokens(request: Mapping[str, Any]) -> str:
-    """What the client gets of each token beside its text; "" for nothing."""
+    """Name the part of each token that the client gets with its text; "" for none."""
     if request.get("logprobs") is not None and request["logprobs"] is not False:
         return "log probabilities"
     return "the ids of its tokens" if request.get("return_token_ids") else ""

@@ -179,7 +179,7 @@ def is_comment(event: bytes) -> bool:
 
 
 def comments_of(event: bytes) -> bytes:
-    """Its lines that are comments."""
+    """The lines of the event that are comments."""
     return b"".join(line for line in event.splitlines(keepends=True) if line.startswith(b":")) if b":" in event else b""
 
 

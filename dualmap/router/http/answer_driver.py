@@ -78,7 +78,7 @@ class Receiver:
     """Who gets an answer."""
 
     part: Part
-    """What the client gets of it."""
+    """The part of the client's answer that this one is."""
     fields: Callable[[], list[Header]] = list
     """Makes the fleet's fields for the head."""
     begins: Callable[[], None] = nothing
@@ -101,7 +101,7 @@ class AnswerDriver:
     _leaving: asyncio.Task[None] | None = None
     """Finds out whether the stream can leave its instance."""
     _key = 0
-    """Of the stay at the relay."""
+    """The key of the stay at the relay."""
     _short_stays = 0
 
     def __init__(

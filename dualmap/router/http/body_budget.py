@@ -7,7 +7,7 @@ from typing import Final
 from dualmap.router.errors import ReplicaFullError
 
 UNKNOWN_CALLERS: Final = ""
-"""They share one part: the key that signed their tokens is being fetched."""
+"""Such requests share one part: the key that signed their tokens is being fetched."""
 
 
 class BodyBudget:

@@ -1,4 +1,4 @@
-"""What clients may do that show no certificate, where ``router.tls_client_ca`` names CAs of clients."""
+"""The rights of clients that show no certificate, where ``router.tls_client_ca`` names CAs of clients."""
 
 from __future__ import annotations
 

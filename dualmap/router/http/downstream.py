@@ -44,7 +44,7 @@ class Downstream(Protocol):
     gone: bool
     """The client has disconnected."""
     between_events: bool
-    """Its stream was behind a whole event when an instance failed it: while it has no source, comments probe it."""
+    """The stream was behind a whole event when an instance failed it: while it has no source, comments probe it."""
     file: int
     """Descriptor of a plain connection to the client, to which bytes go as they are; else -1."""
 

@@ -157,7 +157,7 @@ class PlacedRequest(Protocol):
     abort_requested: bool
 
     def limit_fields(self) -> Sequence[Header]:
-        """What its client is told of its limits."""
+        """The fields that say the client's limits."""
 
     def sent(self) -> None: ...
 

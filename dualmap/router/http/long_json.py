@@ -112,7 +112,7 @@ class _Scan:
         self._key_end = 0
         """Behind the last key of the object itself that is a ruled field."""
         self._key = ""
-        """Its name, if that was the object's last string; else empty."""
+        """The name of the field, if that was the object's last string; else empty."""
         self._keys: set[str] = set()
         """The ruled fields that the object has."""
 

@@ -33,7 +33,7 @@ UPSTREAM_IDLE_S = 4.0
 
 MOST_KEPT_BYTES = 256 << 20
 KEPT_PART = 8
-"""What is kept of streams that may have to go on elsewhere takes at most this part of the memory."""
+"""Streams that may have to go on elsewhere are kept in at most this part of the memory."""
 
 
 def _never() -> bool:

@@ -1,4 +1,4 @@
-"""What is kept of a stream is read in slices, between which the loop does other work."""
+"""A kept stream is read in slices, between which the loop does other work."""
 
 from __future__ import annotations
 

@@ -53,15 +53,15 @@ class ClientRequest:
     caller_known: asyncio.Future[None] | None = None
     """Done once ``caller`` can be found out, where the key that signed the client's token is being fetched."""
     from_gateway: bool = False
-    """It came over a connection of the gateway that names tenants."""
+    """The request came over a connection of the gateway that names tenants."""
     bodies: BodyBudget | None = None
     """The budget in which the body is counted until it is dropped."""
     counted_for: str | None = None
     """The tenant in whose part of the budget it is counted, see ``pays``."""
     hides_body: bool = False
-    """It has a body that its gateway does not send here."""
+    """The request has a body that its gateway does not send here."""
     was_rewritten: bool = False
-    """Its target was sent otherwise than path and query are now."""
+    """The target was sent otherwise than path and query are now."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
     get: Callable[[bytes], bytes | None] = _NO_FIELDS.get
@@ -143,7 +143,7 @@ class RequestReader:
         self._earlier: list[bytes] = []
         """Bytes that were fed since the request began, while its head is not whole."""
         self._pipelined = bool(self._complete)
-        """It began after another one in the same feed."""
+        """The request began after another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
         """Fields of the head; then those of the trailer, which are not used."""

@@ -1,4 +1,4 @@
-"""What clients say that steers engines: where KV is loaded from and sent to, and how its cache is reported.
+"""Fields of clients that steer engines: where KV is loaded from and sent to, and how a cache is reported.
 
 An engine believes it: a host that a client names gets the KV of a prompt, or fills a cache that others share, and a
 report of what is cached already spoils what the fleet knows of the instance. The fleet writes these itself where a

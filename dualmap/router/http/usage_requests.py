@@ -21,11 +21,11 @@ _MOST: Final = 8192
 
 
 class UsageRequest(NamedTuple):
-    """What is done about the usage of one stream."""
+    """The decision about the usage of one stream."""
 
     requests: bool
     hides: bool
-    """Its client is not to see it."""
+    """The client is not to see it."""
 
 
 AS_SENT: Final = UsageRequest(False, False)
@@ -48,7 +48,7 @@ class UsageRequests:
         self._known: dict[str, _Known] = {}
 
     def next(self, url: str, *, is_charged: bool) -> UsageRequest:
-        """What is done about the usage of the next stream to the instance. ``is_charged``: its tokens are."""
+        """Decide about the usage of the next stream to the instance. ``is_charged``: its tokens are."""
         known = self._known.get(url)
         if known is None:
             known = self._learn(url, sends_unrequested=False)

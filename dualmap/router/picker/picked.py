@@ -240,7 +240,7 @@ class PickedRequest:
         self._observes = False
         """The body of its answer is to be asked for."""
         self._is_told = False
-        """Its first token is to be reported."""
+        """The first token is to be reported."""
         self._answered = "request_headers"
         """The phase whose reply has the choice."""
         self._gives_back = False
@@ -682,7 +682,7 @@ class _Answer:
 
     @property
     def counted(self) -> Counted | None:
-        """What was seen of the answer; None where it does not pass here."""
+        """The answer as far as it was seen; None where it does not pass here."""
         return self._machine.counted() if self._is_seen and not self._observes else None
 
     def usage_so_far(self) -> Usage | None:

@@ -57,7 +57,7 @@ class UnsettledEnds:
     _taken: deque[tuple[float, Sequence[Release]]] = field(default_factory=deque)
     _kept: dict[str, End] = field(default_factory=dict)
     _entered: int = 0
-    """Those among the kept that the store never knew."""
+    """The kept requests that the store never knew."""
 
     def taken(self, releases: Sequence[Release]) -> None:
         """The store took these."""

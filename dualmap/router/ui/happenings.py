@@ -31,7 +31,7 @@ class Reading(NamedTuple):
     replicas: frozenset[str]
     """The living ones."""
     died: frozenset[str]
-    """Those whose lease ran out."""
+    """The processes whose lease ran out."""
     leader: str
     """"": none."""
     migrations: Mapping[str, int]

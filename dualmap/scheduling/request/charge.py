@@ -81,7 +81,7 @@ class Charge:
     reported: bool = False
     """The instance reported them."""
     uncounted: bool = False
-    """They are expected ones: a limit keeps what the request drew."""
+    """The tokens are expected ones: a limit keeps what the request drew."""
 
 
 def is_plain(usage: Usage, answer_bound: int | None) -> bool:

@@ -41,7 +41,7 @@ class Division:
     """The division of a tenant's budgets that one of its pools assumes until the leader has divided them."""
 
     pools: tuple[str, ...]
-    """Their names, in order."""
+    """The names of the budgets, in order."""
     place: int
     """The place of this one among them."""
     begins: bool
