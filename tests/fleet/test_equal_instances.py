@@ -74,3 +74,7 @@ def test_an_instance_that_was_paused_under_load_has_its_work_again(tmp_path: Pat
 
         until(lambda: len(clients.placed) >= resumed + 150, "requests are answered")
         until(is_even, "both share the work evenly", 35.0)
+        even = len(clients.placed)
+        until(lambda: len(clients.placed) >= even + 150, "more requests are answered")
+
+        assert 0.35 <= clients.share(second, 150) <= 0.65, "and do so from then on"

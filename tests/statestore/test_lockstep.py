@@ -250,8 +250,8 @@ class Traffic:
         self.twins = twins
         self.rng = random.Random(seed)
         self.seen: Counter[str] = Counter()
+        """The outcomes of the traffic, so that a test can tell whether it was worth anything."""
         self.steps = 0
-        """What the traffic has led to, so that a test can tell whether it was worth anything."""
         self.stall_from_s = scheduling.decode_stall_s
         self.fence = 0
         self.number = 0
