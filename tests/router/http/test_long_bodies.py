@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -12,7 +13,7 @@ import pytest
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies, Turns
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.inference_request import InferenceRequest, SentPrompt
 from dualmap.router.prompts.prompt import sent_prompt
 from tests.router.http import kit
 from tests.router.http.kit import StartInstance, StartRouter, Talk
@@ -47,6 +48,12 @@ def read(reader: LongBodies, path: str, body: object) -> Any:
     return reader.read(request_of(path, raw), "id")
 
 
+def apart_from_source(prompt: SentPrompt | None) -> SentPrompt:
+    """The prompt without the fields that its tokens are computed from, whose long texts have other names."""
+    assert prompt is not None
+    return replace(prompt, source=None)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -67,7 +74,7 @@ async def test_a_prompt_is_the_same_however_long_its_body_is(
     reader: LongBodies, path: str, body: dict[str, Any], ascii_only: bool
 ) -> None:
     read_request = await read(reader, path, json.dumps(body, ensure_ascii=ascii_only).encode())
-    assert read_request.prompt == sent_prompt(path, body)
+    assert apart_from_source(read_request.prompt) == apart_from_source(sent_prompt(path, body))
 
 
 async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_was_escaped(reader: LongBodies) -> None:
@@ -76,7 +83,7 @@ async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_w
 
     one, other = illustrated("AAAA" * 20_000), illustrated("BBBB" * 20_000)
     escaped = one.replace(b"AAAA/", b"AAAA\\/").replace(b"data:image/", b"data:image\\/")
-    prompts = [(await read(reader, CHAT, body)).prompt for body in (one, other, escaped)]
+    prompts = [apart_from_source((await read(reader, CHAT, body)).prompt) for body in (one, other, escaped)]
     assert prompts[0] == prompts[2] != prompts[1]
     assert prompts[0].images == 1
 
