@@ -15,12 +15,13 @@ from typing import Any, Literal, TypeVar
 
 from dualmap.cli.main import main
 from dualmap.research.chaos.fleet_process import FleetProcess
-from tests.support.ports import ports_in_a_row
+from tests.support.ports import free_port
 
 T = TypeVar("T")
 
 READY_S = 60.0
 MOST_EMULATED = 8
+_KV_EVENTS_AT = "--emulator.kv_events_port_offset"
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_s", "0.8",
     "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
@@ -109,10 +110,19 @@ class Fleet(FleetProcess):
         assert done.returncode in exit_codes, f"exit code {done.returncode}:\n{done.stdout}{done.stderr}"
 
 
+def _emulated_ports(options: Sequence[str]) -> int:
+    """The first of a row of ports for instances, and of those on which they publish and replay KV events."""
+    row = range(MOST_EMULATED)
+    if _KV_EVENTS_AT not in options:
+        return free_port(*row[1:])
+    offset = int(options[options.index(_KV_EVENTS_AT) + 1])
+    return free_port(*row[1:], *(offset + place for place in row), *(2 * offset + place for place in row))
+
+
 @contextlib.contextmanager
 def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
     """A fleet on free ports for the time of the context; it must stop by itself within a bound."""
-    ports = ("--port", "0", "--emulator.port", str(ports_in_a_row(MOST_EMULATED)))
+    ports = ("--port", "0", "--emulator.port", str(_emulated_ports(options)))
     fleet = Fleet.start(directory, (*ports, "--time-scale", "20", *options))
     try:
         until(lambda: fleet.is_ready, "the fleet is ready", READY_S)
