@@ -412,7 +412,6 @@ Effects = Sequence[Effect]
 # member up in a way that costs as much as a call.
 _AWAITING_HEAD: Final = Phase.AWAITING_HEAD
 _HOLDING_ERROR: Final = Phase.HOLDING_ERROR
-_HOLDING_EVENTS: Final = Phase.HOLDING_EVENTS
 _HOLDING_WHOLE: Final = Phase.HOLDING_WHOLE
 _AWAITING_BODY: Final = Phase.AWAITING_BODY
 _COLLECTING: Final = Phase.COLLECTING

@@ -20,7 +20,6 @@ _MARKS: Final = {
 """The marks of an API, as engines write it, and as others do. The native relay counts by the first one, too."""
 _REASON: Final = b"finish_reason"
 EVENT_END: Final = b"\n\n"
-MAX_MARK_BYTES: Final = 32
 
 
 def output_mark(path: str, event: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Final
 
@@ -108,16 +108,6 @@ def response_head(status: int, fields: Iterable[Header]) -> bytes:
 def as_chunk(body: bytes) -> bytes:
     """A chunk of a chunked body; nothing for nothing, which would end the body."""
     return _CHUNK % (len(body), body) if body else b""
-
-
-def chunker(read: Callable[[list[bytes]], bytes]) -> Callable[[list[bytes]], bytes]:
-    """Makes a chunk of what ``read`` returns; for every chunk of a stream, hence without a further call."""
-
-    def read_as_chunk(pieces: list[bytes]) -> bytes:
-        body = read(pieces)
-        return _CHUNK % (len(body), body) if body else b""
-
-    return read_as_chunk
 
 
 def connection_tokens(fields: Iterable[Header]) -> frozenset[bytes]:
