@@ -57,7 +57,7 @@ class InstanceRecord(LiveCounts):
     )
     cached_blocks: int = documented("entries of `kv:ID`", default=0)
     assigned_tokens: int = documented(
-        "prefill work assigned so far; readers tell from its growth what was assigned lately", default=0
+        "prefill work assigned so far; readers tell from its growth what was assigned recently", default=0
     )
     last_prefill_ms: int = documented(
         "when a prefill was last seen to have finished: a first token, or a whole answer that shows none; never"

@@ -54,7 +54,7 @@ class Clients:
                 self.placed.append(str(answer.headers["x-dualmap-instance"]))
 
     def share(self, name: str, last: int) -> float:
-        """Of the last answers, as many as are given here, those of one instance."""
+        """The share of one instance in the last answers, as many as are given here."""
         return Counter(self.placed[-last:])[name] / last
 
 

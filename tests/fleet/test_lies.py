@@ -17,7 +17,7 @@ from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 REQUESTS, CLIENTS = 160, 12
 NUMBERS = itertools.count(10)
-"""Of prompts, which no cache knows, and of instances."""
+"""Numbers of prompts, which no cache knows, and of instances."""
 FIRST = 60
 """Requests in which a liar may be found out."""
 

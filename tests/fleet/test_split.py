@@ -24,7 +24,7 @@ SPLIT = (
 
 @pytest.fixture(scope="module")
 def split_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Its clients are trusted to say where KV comes from, which keeps their requests from being split."""
+    """The fleet trusts its clients to say where KV comes from, which keeps their requests from being split."""
     trusts = ("--router.trust_transfers", "true")
     with running_fleet(tmp_path_factory.mktemp("split"), (*QUICK, *SPLIT, *trusts)) as fleet:
         yield fleet

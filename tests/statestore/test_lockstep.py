@@ -66,7 +66,7 @@ from tests.statestore.samples import (
 
 STEPS = 600
 READ_EVERY = 8
-"""What is kept is compared after every step, what reading calls make of it after so many."""
+"""Kept state is compared after every step, the replies of reading calls after so many."""
 LOGGED = 50
 """Entries of each log that are compared: a server drops old ones later than it is asked to."""
 INSTANCES = ("a", "b", "c", "d")

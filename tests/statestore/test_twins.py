@@ -45,7 +45,7 @@ CASES = 100
 
 
 def said_in_lua(url: str, expression: str, cases: Sequence[Sequence[Any]]) -> list[Any]:
-    """What an expression of the modules gives for each case, of which it has the values as ``a``, ``b``, …"""
+    """The value of an expression of the modules for each case, of which it has the values as ``a``, ``b``, …"""
     names = ", ".join("abcdef"[: len(cases[0])])
     code = f"""{MODULES}
     local reply = {{}}

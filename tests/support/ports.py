@@ -8,7 +8,7 @@ import socket
 HOST = "127.0.0.1"
 _ATTEMPTS = 1000
 _kept: list[contextlib.ExitStack] = []
-"""What keeps sockets bound to the ports that were given, as long as this process lives."""
+"""These keep sockets bound to the ports that were given, as long as this process lives."""
 
 
 def free_port(*also: int) -> int:

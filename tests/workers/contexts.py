@@ -14,7 +14,7 @@ from dualmap.workers.settings import WorkerSettings
 
 
 def context_of(pool: PoolStore, **parts: Any) -> PoolContext:
-    """What ``parts`` leave out: the real clock, default settings, and metrics of its own."""
+    """A context of ``parts``; the rest is the real clock, default settings, and metrics of its own."""
     worker_id = parts.get("worker_id", "w1")
     defaults: dict[str, Any] = {
         "settings": PoolSettings(),

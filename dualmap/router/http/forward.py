@@ -250,7 +250,7 @@ class _Forwarding:
         self._placed = placed
         self._client = downstream
         self.part: Part = FirstPart(downstream)
-        """What the instance that has the request gives of the client's answer."""
+        """The part of the client's answer that comes from the instance which has the request now."""
         self.plane = plane
         self._deadline_s = downstream.received_s + plane.settings.total_timeout_s
         how = plane.settings.continue_streams

@@ -320,7 +320,7 @@ def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_
     if machine.failures or machine.leg is _PREFILL or (drawn is not None and drawn.unmet is not None):
         detours = _detours(machine)
     if chain is None:
-        # Its tokens are known by report alone.
+        # The tokens of a request that was passed on are known by report alone.
         return Explanation(
             asked,
             Terms("passed_on"),

@@ -90,7 +90,7 @@ class Life:
         return self
 
     def body(self, *pieces: bytes) -> Life:
-        """What comes, as a driver hands it on."""
+        """Hand on the next bytes, as a driver does."""
         for data in pieces:
             self._take(data)
         return self
@@ -109,7 +109,7 @@ class Life:
 
     @property
     def sent(self) -> bytes:
-        """What its client has of the body."""
+        """The part of the body that the client has."""
         return b"".join(each.data for each in self.effects if isinstance(each, Send | Write))
 
     @property

@@ -1,4 +1,4 @@
-"""What is read of answers that a gateway passes on."""
+"""Answers that a gateway passes on, as the machine reads them."""
 
 from __future__ import annotations
 

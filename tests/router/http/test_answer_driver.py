@@ -1,4 +1,4 @@
-"""What is held back of a leg's answer, and what it makes of answers that are none."""
+"""Legs without a client: which bytes are held back, and which answers are failures."""
 
 from __future__ import annotations
 
