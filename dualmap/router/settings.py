@@ -291,7 +291,6 @@ class RouterSettings(BaseModel):
         description="how a stream goes on whose instance fails in the middle: by the ids of its tokens, which engines"
         " are asked for and clients do not see; by its text; or not at all",
     )
-    max_continuations: int = Field(8, ge=1, le=64, description="times that one stream goes on elsewhere at most")
     native_relay: bool = Field(
         True,
         description="streams pass the native relay from their first token on, where it is built: a thread without the"

@@ -54,7 +54,6 @@ class ServedPool:
     model_lists: ModelLists
     replica_id: str
     max_tries: int
-    max_continuations: int
     refuses_late: bool
     pairs_legs: bool = False
     """Both legs of a request are placed before it is sent, whatever the connector needs."""
@@ -84,7 +83,6 @@ class ServedPool:
             at_once=not holds(self.policy, self.fleet.order),
             refuses_late=self.refuses_late,
             max_tries=self.max_tries,
-            max_continuations=self.max_continuations,
             decode_first=self.pairs_legs or self.settings.connector == "mooncake-layerwise",
             staged_timeout_s=self.settings.staged_timeout_s,
             transfer_timeout_s=self.settings.transfer_timeout_s,

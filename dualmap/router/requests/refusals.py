@@ -18,7 +18,7 @@ from dualmap.router.errors import (
 )
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.tenants.rate_limits import over_limit
-from dualmap.scheduling.request.machine import Refusal, Refuse, RequestMachine
+from dualmap.scheduling.request.machine import MAX_CONTINUATIONS, Refusal, Refuse, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.errors import StoreError
@@ -91,7 +91,7 @@ def _why_no_other_try(why: Refusal, tries: int) -> str:
         case Refusal.TRIES_SPENT:
             return f"{tries} instances failed"
         case Refusal.CONTINUED_TOO_OFTEN:
-            return "the answer was continued as often as router.max_continuations allows"
+            return f"the answer was continued {MAX_CONTINUATIONS} times, which is the limit"
         case _:
             return "no other instance is ready" if tries == 1 else "every ready instance failed"
 

@@ -648,6 +648,10 @@ class PlacingFleet(Fleet, Protocol):
         """Time until the instance has prefilled a full dispatch window, and so many tokens behind it."""
 
 
+MAX_CONTINUATIONS = 8
+"""Times that one answer continues on another instance at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestRules:
     """The rules that a pool's requests are served by on one replica, as its settings are now."""
@@ -662,8 +666,6 @@ class RequestRules:
     refuses_late: bool = False
     max_tries: int = 3
     """Instances tried at most until the answer begins, or goes on."""
-    max_continuations: int = 8
-    """Times that an answer goes on from another instance at most."""
     decode_first: bool = False
     """Decode legs are sent first, and ask for their prefill legs: layerwise connectors."""
     staged_timeout_s: float = 60.0
@@ -1462,7 +1464,7 @@ class RequestMachine:
         if failure.kind in _TIMES_OUT and not self.spec.streams:
             # A complete answer was due: most likely it was being computed, and another instance would take as long.
             return left + self._refuse(Refusal.TOO_SLOW, now_s)
-        if len(self.continuations) > self.rules.max_continuations:
+        if len(self.continuations) > MAX_CONTINUATIONS:
             return left + self._refuse(Refusal.CONTINUED_TOO_OFTEN, now_s)
         if self.tries - self.former_tries >= self.rules.max_tries:
             return left + self._refuse(Refusal.TRIES_SPENT, now_s)

@@ -60,20 +60,20 @@ class TransferSettings(BaseModel):
         return replace(transfer, **own)
 
 
+_CHANGED = "; in NAME:prefill_first decodes wait while prompts can be prefilled, as without chunked prefill"
+
+
 class EngineSettings(BaseModel):
     """One emulated engine: a preset, and figures of one's own in place of the preset's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    preset: str = Field("qwen2.5-7b-910b4", description=f"engine model: {PRESETS_IN_WORDS}")
+    preset: str = Field("qwen2.5-7b-910b4", description=f"engine model: {PRESETS_IN_WORDS}{_CHANGED}")
     kv_capacity_tokens: int | None = Field(None, gt=0, description="KV memory in tokens (none: the preset's)")
     block_tokens: int | None = Field(None, gt=0, description="tokens in a KV block (none: the preset's)")
     max_num_batched_tokens: int | None = Field(None, gt=0, description="token budget of a step (none: the preset's)")
     max_num_seqs: int | None = Field(None, gt=0, description="running requests at most (none: the preset's)")
     max_model_len: int | None = Field(None, gt=0, description="prompt and output tokens at most (none: the preset's)")
-    prefill_first: bool | None = Field(
-        None, description="decodes wait while prompts can be prefilled, as without chunked prefill (none: the preset's)"
-    )
     costs: CostSettings = Field(CostSettings(), description="step costs in place of the preset's")
     transfer: TransferSettings = Field(TransferSettings(), description="moves of KV in place of the preset's figures")
     staged_timeout_s: float | None = Field(
@@ -94,7 +94,7 @@ class EngineSettings(BaseModel):
         """The preset's engine with what is set here in place."""
         engine = find_preset(self.preset).engine
         names = ["kv_capacity_tokens", "block_tokens", "max_num_batched_tokens", "max_num_seqs", "max_model_len"]
-        names += ["prefill_first", "staged_timeout_s"]
+        names.append("staged_timeout_s")
         own = {name: value for name in names if (value := getattr(self, name)) is not None}
         costs, transfer = self.costs.applied_to(engine.costs), self.transfer.applied_to(engine.transfer)
         return replace(engine, costs=costs, transfer=transfer, **own)

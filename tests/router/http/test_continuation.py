@@ -15,12 +15,13 @@ from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.errors import RouterError
 from dualmap.router.http.parts import LaterPart
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.request.machine import MAX_CONTINUATIONS
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
-WORDS = ["one", " two", " three", " four", " five", " six"]
+WORDS = ["one", " two", " three", " four", " five", " six", " seven", " eight", " nine", " ten"]
 USAGE_WANTED = {"stream_options": {"include_usage": True}}
 GIVEN_BACK = {"finish_reason": "stop", "stop_reason": "recomputed"}
 
@@ -186,16 +187,16 @@ async def test_what_cannot_be_continued_ends_in_an_error_event_that_says_so(
 
 
 async def test_a_stream_that_is_given_back_again_and_again_ends_in_an_error_event(serve: Any) -> None:
-    fleet = Fleet(COMPLETION, [1, 1, 1, 1])
-    client = await (await serve(fleet, max_continuations=2)).connect()
+    fleet = Fleet(COMPLETION, [1] * (MAX_CONTINUATIONS + 1))
+    client = await (await serve(fleet)).connect()
 
     client.request(COMPLETION, asked(COMPLETION))
     answer = await client.answer()
 
     text, events = told(COMPLETION, answer.body)
-    assert (answer.whole, text) == (False, "one two three")
-    assert "router.max_continuations" in events[-1]["error"]["message"]
-    assert len(fleet.asked) == 3
+    assert (answer.whole, text) == (False, "".join(WORDS[: MAX_CONTINUATIONS + 1]))
+    assert "continued 8 times" in events[-1]["error"]["message"]
+    assert len(fleet.asked) == MAX_CONTINUATIONS + 1
 
 
 async def test_where_no_decoder_gives_streams_back_nothing_is_kept(serve: Any) -> None:

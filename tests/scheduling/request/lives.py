@@ -80,7 +80,6 @@ class Life:
         split: bool = False,
         decode_first: bool = False,
         max_tries: int = 3,
-        max_continuations: int = 8,
         budget: float = 100.0,
         room: WaitingRoom | None = None,
         **spec: object,
@@ -98,7 +97,6 @@ class Life:
             order=queue_order_of(settings),
             scheduling=settings,
             max_tries=max_tries,
-            max_continuations=max_continuations,
             decode_first=decode_first,
             evidence=Evidence(
                 retries=RetryBudget(0.0, budget / 10, 0.0), continuations=RetryBudget(0.0, 0.0, 0.0, hoard=budget)

@@ -15,6 +15,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.request.machine import (
     _HANDLERS,
+    MAX_CONTINUATIONS,
     ON_AN_INSTANCE,
     TRANSITIONS,
     Arrived,
@@ -560,12 +561,12 @@ def test_tries_count_from_the_last_token_on_and_instances_that_failed_before_may
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
-    [({"max_continuations": 2}, Refusal.CONTINUED_TOO_OFTEN), ({"budget": 2.0}, Refusal.BUDGET_SPENT)],
+    ("how", "times", "why"),
+    [({}, MAX_CONTINUATIONS, Refusal.CONTINUED_TOO_OFTEN), ({"budget": 2.0}, 2, Refusal.BUDGET_SPENT)],
 )
-def test_an_answer_goes_on_as_often_as_the_limits_allow(how: dict[str, object], why: Refusal) -> None:
+def test_an_answer_continues_as_often_as_the_limits_allow(how: dict[str, object], times: int, why: Refusal) -> None:
     life = answering(**how)
-    for _ in range(2):
+    for _ in range(times):
         life.on(Failed(CLOSED, sent_tokens=30), after_s=10.0)
         life.reserve("b")
         life.on(FirstToken())
@@ -574,7 +575,7 @@ def test_an_answer_goes_on_as_often_as_the_limits_allow(how: dict[str, object], 
 
     refuse = life.one(Refuse)
     assert isinstance(refuse, Refuse)
-    assert (refuse.why, life.machine.outcome, life.released) == (why, Outcome.UPSTREAM_FAILED, [("x", 3)])
+    assert (refuse.why, life.machine.outcome, life.released) == (why, Outcome.UPSTREAM_FAILED, [("x", times + 1)])
 
 
 @pytest.mark.parametrize(("answered_s", "suspected"), [(0.5, True), (SURVIVED_S, False)])
