@@ -522,15 +522,16 @@ class AnswerMachine:
                 return None
             if not wire:
                 return wire
-        if self._waits and self._may_give_back and gives_back(self.last_wire[-MARK_BYTES:] + wire):
+        return self._passed(wire, data)
+
+    def _passed(self, wire: bytes, data: bytes) -> bytes | None:
+        """Count the next bytes; returns what the client gets for them. None where a decoder gives the request back by
+        them."""
+        last, mark = self.last_wire, self.mark
+        if self._waits and self._may_give_back and gives_back(last[-MARK_BYTES:] + wire):
             self.effects = [_ABORT]
             self._fail(GIVEN_BACK)
             return None
-        return self._passed(wire, data)
-
-    def _passed(self, wire: bytes, data: bytes) -> bytes:
-        """Count the next bytes; returns what the client gets for them."""
-        last, mark = self.last_wire, self.mark
         if self.is_events:
             self._outputs += wire.count(mark)
             if last[-1:] != b"\n":  # an event was cut in two
@@ -881,10 +882,7 @@ class AnswerMachine:
         self._got_first_token()
 
     def _pass(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
-        if self._waits and self._may_give_back and gives_back(self.last_wire[-MARK_BYTES:] + wire):
-            self.effects.append(_ABORT)
-            self._fail(GIVEN_BACK)
-        elif passed := self._passed(wire, data):
+        if passed := self._passed(wire, data):
             self.effects.append(Write(passed))
 
     # steps -----------------------------------------------------------------------------------------------------
