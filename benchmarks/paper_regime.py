@@ -31,8 +31,8 @@ from dualmap.scheduling.queues.queue_order import PLAN_LIMIT, PlanStep, QueueHea
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.capacity.goodput import find_goodput
 
-HOST = "kv_capacity_tokens=184151+host_kv_tokens=1200000"
-"""KV memory of the card beside the weights, and 64 GB behind it."""
+HOST = "kv_capacity_tokens=184151+host_kv_tokens=1384151"
+"""KV memory of the card beside the weights, and as much host memory as 64 GB beside a copy of that."""
 SLOWER = "prefill_speed=0.75"
 PREFILL_FIRST = "prefill_first+max_num_batched_tokens=20480"
 CONDITIONS: Mapping[str, str] = {

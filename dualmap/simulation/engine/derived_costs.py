@@ -10,7 +10,9 @@ The KV cache gets what 90 % of the memory, vLLM's default, leaves beside weights
 
 from __future__ import annotations
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.engine.cards import Card
+from dualmap.simulation.engine.kv_tiers import KvTier
 from dualmap.simulation.engine.kv_transfer import KvTransfer
 from dualmap.simulation.engine.models import Model
 from dualmap.simulation.engine.step_time import StepCosts
@@ -19,6 +21,8 @@ CARDS_OF_ONE_NODE = (1, 2, 4, 8)
 MEMORY_SHARE = 0.9
 WORKSPACE_BYTES = 3e9
 SUM_LATENCY_S = 15e-6
+DISK_BYTES_PER_S = 5e9
+DISK_START_S = 0.002
 
 
 def derive_costs(model: Model, card: Card, cards: int = 1) -> StepCosts:
@@ -47,9 +51,16 @@ def derive_transfer(model: Model, card: Card, cards: int = 1) -> KvTransfer:
     return KvTransfer(model.kv_bytes_per_token, bytes_per_s, card.efficiency.transfer_s)
 
 
-def host_token_s(model: Model, card: Card, cards: int = 1) -> float:
-    """Time to load a token's KV from host memory, over each card's own PCIe link."""
-    return model.kv_bytes_per_token_on(cards) / (cards * card.host_bytes_per_s)
+def derive_tiers(model: Model, card: Card, cards: int = 1) -> tuple[KvTier, ...]:
+    """Tiers of no size. Host memory is read over each card's own PCIe link, a disk of its own at what vLLM assumes of a
+    local one, and a pool over the network ports."""
+    host_bytes_per_s = cards * card.host_bytes_per_s * model.kv_bytes_per_token / model.kv_bytes_per_token_on(cards)
+    transfer = derive_transfer(model, card, cards)
+    return (
+        KvTier(Tier.HOST, bytes_per_s=host_bytes_per_s),
+        KvTier(Tier.DISK, bytes_per_s=DISK_BYTES_PER_S, start_s=DISK_START_S),
+        KvTier(Tier.POOL, bytes_per_s=transfer.bytes_per_s, start_s=transfer.latency_s),
+    )
 
 
 def kv_capacity_tokens(model: Model, card: Card, cards: int = 1) -> int:

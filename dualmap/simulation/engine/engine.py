@@ -30,18 +30,20 @@ from dualmap.simulation.engine.engine_types import (
     Event,
     RequestRefusedError,
 )
-from dualmap.simulation.engine.host_kv_pool import HostKvPool
 from dualmap.simulation.engine.kv_pool import Journal, KvPool
+from dualmap.simulation.engine.kv_tiers import TierCache
 from dualmap.simulation.engine.step_run import Run
+from dualmap.simulation.engine.tiered_kv_pool import TieredKvPool
 
 _UNLIMITED_STEPS = 1 << 40
 
 
 def pool_of(config: EngineConfig, journal: Journal | None = None) -> KvPool:
     """The KV memory of an engine, every change of whose prefix cache is appended to the journal, if any."""
-    if not config.host_kv_tokens:
+    if not config.kept_tiers:
         return KvPool(config.kv_blocks, journal)
-    return HostKvPool(config.kv_blocks, config.host_kv_tokens // config.block_tokens, journal)
+    tiers = [TierCache(each.tokens // config.block_tokens) for each in config.kept_tiers]
+    return TieredKvPool(config.kv_blocks, tiers, journal)
 
 
 class Engine:
@@ -127,7 +129,7 @@ class Engine:
             return self._run.end_s(self._run.steps)
         if self._startable:
             return self._boundary_s
-        return self._scheduler.staged.next_expiry_s()
+        return self._scheduler.next_due_s()
 
     def next_step_end_s(self) -> float | None:
         """The next event as in ``next_event_s``, but no later than the end of the step under way: for streaming token
@@ -149,7 +151,10 @@ class Engine:
         if scheduler.waiting.pop(request_id, None) is not None:
             return True
         sequence = (
-            scheduler.running.get(request_id) or scheduler.pulling.get(request_id) or scheduler.arrived.get(request_id)
+            scheduler.running.get(request_id)
+            or scheduler.pulling.get(request_id)
+            or scheduler.loading.get(request_id)
+            or scheduler.arrived.get(request_id)
         )
         if sequence is None:
             return False
@@ -184,7 +189,7 @@ class Engine:
             raise ValueError(f"time went back from {self._reached_s} to {until_s}")
         while True:
             if self._run is None:
-                self._expire(until_s)
+                self._settle_due(until_s)
                 if not self._startable:
                     break
                 if self._boundary_s > until_s or (self._boundary_s == until_s and not start_now):
@@ -203,14 +208,14 @@ class Engine:
         """Whether a step begins at the boundary if nothing changes."""
         return self._scheduler.busy and not self._blocked
 
-    def _expire(self, until_s: float) -> None:
-        """Free staged KV that has timed out between steps; what times out in a step is freed at its end."""
-        staged = self._scheduler.staged
-        while (expiry_s := staged.next_expiry_s()) is not None and expiry_s <= until_s:
-            if self._startable and expiry_s > self._boundary_s:
+    def _settle_due(self, until_s: float) -> None:
+        """Take note of what is due between steps: loads that end, and staged KV that times out. What is due in a step
+        is noted at its end."""
+        while (due_s := self._scheduler.next_due_s()) is not None and due_s <= until_s:
+            if self._startable and due_s > self._boundary_s:
                 break
-            self._wake(expiry_s)
-            self._scheduler.expire(self._boundary_s)
+            self._wake(due_s)
+            self._scheduler.settle_due(self._boundary_s)
 
     def _wake(self, now_s: float) -> None:
         """Something has changed between steps: the next one begins now at the earliest."""
@@ -231,23 +236,23 @@ class Engine:
         if not step.prefill_tokens and not batch.size:
             self._blocked = True
             return None
-        loading_s = self._scheduler.pool.take_loaded() * self.config.block_tokens * self.config.host_token_s
         sequences = batch.size if step.decodes else 0
         # Every decoding sequence attends to its newest token too.
         context_tokens = batch.context_tokens + sequences if step.decodes else 0
         run = Run(
             start_s=start_s,
             steps=1 if step.prefill_tokens else self._repeatable_steps(),
-            first_s=loading_s
-            + costs.step_s(step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)),
+            first_s=costs.step_s(
+                step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)
+            ),
             growth_s=costs.context_token_s * sequences,
             first_step=batch.steps,
             prefilled=step.prefilled,
             decodes=step.decodes,
         )
-        expiry_s = self._scheduler.staged.next_expiry_s()
-        if expiry_s is not None and run.steps > 1:
-            run.steps = min(run.steps, run.steps_by(expiry_s) + 1)
+        due_s = self._scheduler.next_due_s()
+        if due_s is not None and run.steps > 1:
+            run.steps = min(run.steps, run.steps_by(due_s) + 1)
         return run
 
     def _repeatable_steps(self) -> int:

@@ -3,8 +3,9 @@
 The rules are vLLM V1's (first come, first served; chunked prefill; prefix caching). A step takes every decoding
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
 budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
-fit. A decode leg is given its blocks in the same way and does not hold up those behind it while its KV is being
-transferred; then it goes ahead of the queue, and its last prompt token is computed, to sample from. When decoding
+fit. One whose prompt tiers have more of is given its blocks and does not hold up those behind it while they are loaded;
+then it goes ahead of the queue, and the rest of its prompt is computed. So does a decode leg while its KV is being
+transferred, of which the last prompt token is computed, to sample from. When decoding
 sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the
 head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or
 decoding.
@@ -13,11 +14,13 @@ decoding.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 
 from dualmap.simulation.engine.decode_batch import DecodeBatch
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
 from dualmap.simulation.engine.kv_pool import KvPool
+from dualmap.simulation.engine.kv_tiers import TierLink
 from dualmap.simulation.engine.sequence import EngineSequence
 from dualmap.simulation.engine.staged_kv import HeldKv, StagedKv
 from dualmap.simulation.engine.step_time import attention_pairs
@@ -47,8 +50,13 @@ class EngineScheduler:
         """Running sequences, in order of admission."""
         self.pulling: dict[str, EngineSequence] = {}
         """Decode legs that have their blocks and wait for their KV."""
+        self.loading: dict[str, EngineSequence] = {}
+        """Requests that have their blocks and wait for what tiers have of their prompt."""
         self.arrived: OrderedDict[str, EngineSequence] = OrderedDict()
-        """Decode legs whose KV is there, until a step takes them."""
+        """Requests whose KV came, until a step takes them."""
+        self._load_ends: list[tuple[float, int, EngineSequence]] = []
+        """The ends of loads, as a heap; with a number that grows, so that sequences are not compared."""
+        self._links = [TierLink(each.price(config.transfer.bytes_per_token)) for each in config.kept_tiers]
         self.staged = StagedKv(config.staged_timeout_s)
         self._config = config
         self._events = events
@@ -69,7 +77,8 @@ class EngineScheduler:
     def knows(self, request_id: str) -> bool:
         """Whether a request of this id is here, or its staged KV."""
         return any(
-            request_id in place for place in (self.waiting, self.running, self.pulling, self.arrived, self.staged)
+            request_id in place
+            for place in (self.waiting, self.running, self.pulling, self.loading, self.arrived, self.staged)
         )
 
     def enqueue(self, request: EngineRequest) -> None:
@@ -164,28 +173,33 @@ class EngineScheduler:
             sequence = next(iter(self.waiting.values()))
             if not self._admit(sequence, start_s):
                 return None
-            if not sequence.awaits_kv:
+            if sequence.request.request_id in self.running:
                 return sequence
         return None
 
     def _admit(self, sequence: EngineSequence, start_s: float) -> bool:
-        """Take the head of the queue, with its hit, to those that run or pull; False if its prompt does not fit."""
+        """Take the head of the queue, with its hit, to those that run, load or pull; False if its prompt does not
+        fit."""
         block_tokens, request = self._config.block_tokens, sequence.request
         # The last token is always computed, so that there is something to sample from.
-        hits, idle_hits = self.pool.match(request.block_hashes, (sequence.prefill_tokens - 1) // block_tokens)
+        limit = (sequence.prefill_tokens - 1) // block_tokens
+        hits, idle_hits = self.pool.match(request.block_hashes, limit)
         needed = -(-sequence.prefill_tokens // block_tokens) - hits
         if needed > self.pool.available_blocks - idle_hits:
             return False
         del self.waiting[request.request_id]
-        self.pool.hold_hits(request.block_hashes[:hits])
+        loadable = [] if sequence.awaits_kv else self._loadable(request, hits, limit)
+        self.pool.hold(request.block_hashes[:hits])
         sequence.held_blocks = hits
         sequence.computed_tokens = hits * block_tokens
         self._queried_tokens += sequence.prefill_tokens
         self._hit_tokens += sequence.computed_tokens
         if sequence.cached_tokens is None:
-            sequence.cached_tokens = sequence.computed_tokens
+            sequence.cached_tokens = sequence.computed_tokens + sum(loadable) * block_tokens
         if sequence.awaits_kv:
             self._pull(sequence, needed, start_s)
+        elif any(loadable):
+            self._load(sequence, needed, loadable, start_s)
         else:
             self._run(sequence, start_s)
         return True
@@ -197,6 +211,51 @@ class EngineScheduler:
         sequence.order = self._admissions
         self._prefilling = sequence
         self._events.append(Event(EventKind.SCHEDULED, start_s, request_id, sequence.computed_tokens))
+
+    # loads from tiers -----------------------------------------------------------------------------------------
+    def _loadable(self, request: EngineRequest, first: int, limit: int) -> list[int]:
+        """Blocks of each tier that the request is to load, from the place ``first`` on."""
+        if request.max_load_tokens is not None:
+            limit = min(limit, first + request.max_load_tokens // self._config.block_tokens)
+        return self.pool.loadable(request.block_hashes, first, limit)
+
+    def _load(self, sequence: EngineSequence, needed: int, blocks: list[int], start_s: float) -> None:
+        """Reserve the request's blocks, and begin its loads; it does not hold up those behind it."""
+        self.pool.take_private(needed)
+        sequence.private_blocks = needed
+        sequence.incoming_blocks = sequence.held_blocks + sum(blocks)
+        self.loading[sequence.request.request_id] = sequence
+        block_tokens = self._config.block_tokens
+        ends_s = [
+            link.load(count * block_tokens, start_s) for link, count in zip(self._links, blocks, strict=True) if count
+        ]
+        self._admissions += 1
+        heappush(self._load_ends, (max(ends_s), self._admissions, sequence))
+
+    def next_due_s(self) -> float | None:
+        """When the next load ends, or staged KV expires."""
+        dues = [self.staged.next_expiry_s(), self._load_ends[0][0] if self._load_ends else None]
+        return min((due_s for due_s in dues if due_s is not None), default=None)
+
+    def settle_due(self, now_s: float) -> None:
+        """Take note of what is due: ends of loads, and staged KV whose time is over."""
+        while self._load_ends and self._load_ends[0][0] <= now_s:
+            _, _, sequence = heappop(self._load_ends)
+            request_id = sequence.request.request_id
+            if self.loading.get(request_id) is sequence:  # else it was aborted
+                del self.loading[request_id]
+                self._arrive(sequence, sequence.incoming_blocks * self._config.block_tokens)
+        self.expire(now_s)
+
+    def _arrive(self, sequence: EngineSequence, computed_tokens: int) -> None:
+        """The KV of the sequence's incoming blocks is there: they enter the cache."""
+        new = sequence.request.block_hashes[sequence.held_blocks : sequence.incoming_blocks]
+        self.arrived[sequence.request.request_id] = sequence
+        self.pool.give_private(len(new))
+        self.pool.hold(new)
+        sequence.private_blocks -= len(new)
+        sequence.held_blocks = sequence.incoming_blocks
+        sequence.computed_tokens = computed_tokens
 
     # transfers ------------------------------------------------------------------------------------------------
     def _pull(self, sequence: EngineSequence, needed: int, start_s: float) -> None:
@@ -213,13 +272,8 @@ class EngineScheduler:
         sequence = self.pulling.pop(request_id, None)
         if sequence is None:
             return False
-        self.arrived[request_id] = sequence
-        hashes = sequence.request.block_hashes
-        self.pool.give_private(len(hashes) - sequence.held_blocks)
-        self.pool.hold(hashes[sequence.held_blocks :])
-        sequence.private_blocks -= len(hashes) - sequence.held_blocks
-        sequence.held_blocks = len(hashes)
-        sequence.computed_tokens = sequence.prefill_tokens - 1
+        sequence.incoming_blocks = len(sequence.request.block_hashes)
+        self._arrive(sequence, sequence.prefill_tokens - 1)
         sequence.awaits_kv = False
         return True
 
@@ -271,9 +325,9 @@ class EngineScheduler:
 
     # leaving --------------------------------------------------------------------------------------------------
     def release(self, sequence: EngineSequence) -> None:
-        """Leave the running set, or the transfer, and give every block back."""
+        """Leave the running set, the load or the transfer, and give every block back."""
         request_id = sequence.request.request_id
-        if self.pulling.pop(request_id, None) is None and self.arrived.pop(request_id, None) is None:
+        if all(place.pop(request_id, None) is None for place in (self.pulling, self.loading, self.arrived)):
             del self.running[request_id]
         self._free(self._withdraw(sequence))
 
@@ -318,7 +372,7 @@ class EngineScheduler:
     def statistics(self) -> EngineStatistics:
         prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
         return EngineStatistics(
-            waiting=len(self.waiting) + len(self.pulling) + len(self.arrived),
+            waiting=len(self.waiting) + len(self.pulling) + len(self.loading) + len(self.arrived),
             running=len(self.running),
             used_blocks=self.pool.used_blocks,
             cached_blocks=self.pool.cached_blocks,
@@ -331,6 +385,10 @@ class EngineScheduler:
             hit_tokens=self._hit_tokens,
             preemptions=self._preemptions,
             pulling=len(self.pulling),
+            loading=len(self.loading),
+            loads={
+                each.tier: replace(link.counts) for each, link in zip(self._config.kept_tiers, self._links, strict=True)
+            },
             staged=len(self.staged),
             expired=self._expired,
         )

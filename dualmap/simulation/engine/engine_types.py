@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.simulation.engine.kv_tiers import KvTier, LoadCounts
 from dualmap.simulation.engine.kv_transfer import KvTransfer
 from dualmap.simulation.engine.step_time import StepCosts
 
@@ -18,11 +21,8 @@ class EngineConfig:
     costs: StepCosts
     kv_capacity_tokens: int = 1_000_000
     """KV memory in tokens, shared by running requests and the prefix cache."""
-    host_kv_tokens: int = 0
-    """Host memory behind it, in tokens: what the prefix cache evicts is kept there, see
-    ``simulation.engine.host_kv_pool``."""
-    host_token_s: float = 0.0
-    """Time to load a token's KV from host memory."""
+    tiers: tuple[KvTier, ...] = ()
+    """Memory behind it, the nearest first, see ``simulation.engine.kv_tiers``. One of no size is not there."""
     block_tokens: int = 128
     max_num_batched_tokens: int = 2048
     """Token budget of one step, prefill and decode together."""
@@ -43,8 +43,6 @@ class EngineConfig:
             raise ValueError("the KV pool must hold at least one block of at least one token")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
-        if self.host_kv_tokens < 0 or self.host_token_s < 0:
-            raise ValueError("host_kv_tokens and host_token_s must be at least 0")
         if not self.staged_timeout_s > 0:
             raise ValueError("staged_timeout_s must be above 0")
 
@@ -54,8 +52,21 @@ class EngineConfig:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of KV that it keeps, on the device and in host memory."""
-        return self.kv_capacity_tokens + self.host_kv_tokens
+        """Tokens of KV that it keeps: what is on the device is in each of its own tiers, too."""
+        own = (each.tokens for each in self.tiers if each.tier is not Tier.POOL)
+        return max(self.kv_capacity_tokens, *own, 0)
+
+    @property
+    def kept_tiers(self) -> tuple[KvTier, ...]:
+        """The tiers that are there."""
+        return tuple(each for each in self.tiers if each.tokens)
+
+    def with_tier(self, tier: Tier, **figures: Any) -> EngineConfig:
+        """The configuration with these figures of a tier in place of its own. Raises ValueError."""
+        if not any(each.tier is tier for each in self.tiers):
+            raise ValueError(f"this engine has no tier {tier}")
+        changed = (replace(each, **figures) if each.tier is tier else each for each in self.tiers)
+        return replace(self, tiers=tuple(changed))
 
     @property
     def max_request_tokens(self) -> int:
@@ -93,6 +104,8 @@ class EngineRequest:
     times out."""
     awaits_kv: bool = False
     """A decode leg: the KV of its prompt comes by a transfer (``Engine.receive``), as far as it is not cached here."""
+    max_load_tokens: int | None = None
+    """Tokens of its prompt that are loaded from tiers at most, in whole blocks; None: all that they have."""
 
 
 class RequestRefusedError(ValueError):
@@ -101,8 +114,8 @@ class RequestRefusedError(ValueError):
 
 class EventKind(StrEnum):
     SCHEDULED = "scheduled"
-    """The request left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, or came by a
-    transfer."""
+    """The request left the waiting queue; ``tokens`` of its prompt were found in the prefix cache, loaded from a tier,
+    or came by a transfer."""
     FIRST_TOKEN = "first_token"
     """Prefill done, first token out; ``tokens`` of its prompt had been cached when it was first scheduled."""
     FINISHED = "finished"
@@ -146,11 +159,16 @@ class EngineStatistics:
     queried_tokens: int
     """Prompt tokens looked up in the prefix cache (once per scheduling, as vLLM counts)."""
     hit_tokens: int
+    """Those found on the device."""
     preemptions: int
     pulling: int = 0
     """Decode legs that have their blocks and not their KV; ``waiting`` counts them too, as vLLM does."""
     staged: int = 0
     """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
+    loading: int = 0
+    """Requests that have their blocks and wait for a load; ``waiting`` counts them too."""
+    loads: Mapping[Tier, LoadCounts] = field(default_factory=dict)
+    """Counters of the links to the tiers that are there."""
     expired: int = 0
     """Number of staged KVs that were not pulled in time: a client or router leaked them."""
 

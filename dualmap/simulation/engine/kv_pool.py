@@ -89,10 +89,6 @@ class KvPool:
                     del idle[block]
                 holders[block] = holding + 1
 
-    def hold_hits(self, hashes: Sequence[int]) -> None:
-        """Take blocks that were matched, for one request."""
-        self.hold(hashes)
-
     def drop(self, hashes: Sequence[int]) -> None:
         """Give held blocks back, last first; those that no request holds any more stay cached as most recent."""
         holders, idle = self._holders, self._idle
@@ -111,9 +107,9 @@ class KvPool:
     def give_private(self, blocks: int) -> None:
         self.private_blocks -= blocks
 
-    def take_loaded(self) -> int:
-        """Blocks that were loaded from elsewhere since the last call."""
-        return 0
+    def loadable(self, hashes: Sequence[int], first: int, limit: int) -> list[int]:
+        """Blocks from the place ``first`` on that each tier behind the device has; there are none here."""
+        return []
 
     def clear_idle(self) -> int:
         """Forget every cached block that no request holds; returns how many."""

@@ -2,14 +2,15 @@
 
 Models: ``dualmap.simulation.engine.models``; cards: ``dualmap.simulation.engine.cards``; what follows from both:
 ``dualmap.simulation.engine.derived_costs``. As few cards as it fits on means that a prompt of 131,072 tokens fits
-beside the weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. A prefix
-cache in host memory is there where a change says so.
+beside the weights. Prompts of up to that length are accepted, as by models with a long context or with YaRN. Tiers of
+the prefix cache behind the device's memory are there where a change says so: ``host_kv_tokens``, ``disk_kv_tokens``,
+``pool_kv_tokens``, and ``host_gb_per_s`` and its like for another bandwidth.
 
 Two presets are those of the DualMap paper's evaluation: ``qwen2.5-7b-910b4`` and ``qwen2.5-14b-910b3`` have the 1M and
 0.5M tokens of context cache per instance that it states. At 57 kB and 197 kB a token that is more than the memory of
 one card holds beside the weights, so it means card and host memory together; moving blocks between the two is
 assumed to be hidden behind compute. ``-tp1`` names the same with the KV memory of the card alone, and
-``-tp1:host_kv_tokens=800000`` with host memory behind it, from which hits are loaded over PCIe. With steps of 2,048
+``-tp1:host_kv_tokens=1000000`` with host memory behind it, from which hits are loaded over PCIe. With steps of 2,048
 tokens the two give
 
 | preset | prefill rate, prompts of 1k / 8k / 20k tokens | decode step, 1 × 1k / 16 × 4k / 64 × 12k context |
@@ -30,13 +31,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.engine.cards import CARDS
 from dualmap.simulation.engine.derived_costs import (
     CARDS_OF_ONE_NODE,
     derive_costs,
+    derive_tiers,
     derive_transfer,
     fewest_cards,
-    host_token_s,
     kv_capacity_tokens,
 )
 from dualmap.simulation.engine.engine_types import EngineConfig
@@ -95,7 +97,7 @@ def _derived(name: str, model: str, card: str, cards: int, kv_tokens: int) -> Pr
     engine = EngineConfig(
         costs=derive_costs(*of),
         kv_capacity_tokens=kv_tokens,
-        host_token_s=host_token_s(*of),
+        tiers=derive_tiers(*of),
         transfer=derive_transfer(*of),
     )
     return Preset(name, model, engine, card, cards)
@@ -122,11 +124,13 @@ _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
+_TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s)")
 CHANGES = (
-    *("prefill_first", "kv_capacity_tokens", "host_kv_tokens", "max_num_batched_tokens", "max_num_seqs"),
-    "prefill_speed",
+    *("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed"),
+    *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s")),
 )
-"""Names that may follow a preset's name: limits of the engine, and a factor on the speed of prefill."""
+"""Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, and the size and the
+bandwidth of a tier."""
 
 
 def find_preset(name: str) -> Preset:
@@ -169,6 +173,11 @@ def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
     try:
         if key == "prefill_speed":
             return replace(engine, costs=engine.costs.with_prefill_speed(float(text)))
+        if tier := _TIER_CHANGE.fullmatch(key):
+            own: dict[str, Any] = (
+                {"tokens": int(text)} if tier["figure"] == "kv_tokens" else {"bytes_per_s": float(text) * 1e9}
+            )
+            return engine.with_tier(Tier(tier["tier"]), **own)
         limits: dict[str, Any] = {key: int(text)}
         return replace(engine, **limits)
     except ValueError as error:

@@ -29,6 +29,8 @@ class EngineSequence:
     started: bool = False
     """The first token is out."""
     decoding: bool = False
+    incoming_blocks: int = 0
+    """Leading blocks of ``request.block_hashes`` that it has once its load, or its transfer, is through."""
     awaits_kv: bool = False
     """The KV of its prompt is to come by a transfer; not any more once it came, or is to be computed here."""
     joined_step: int = 0

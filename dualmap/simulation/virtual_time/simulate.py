@@ -238,8 +238,9 @@ class Simulation:
 
     def _renew(self, spec: InstanceSpec) -> None:
         engine = self._engines[spec.instance_id]
-        kv_capacity_tokens = spec.kv_capacity_tokens - engine.host_kv_tokens
-        self._cluster.add(spec.instance_id, replace(engine, kv_capacity_tokens=kv_capacity_tokens))
+        if spec.kv_capacity_tokens != engine.cached_tokens:  # a description of its own, which is the device's
+            engine = replace(engine, kv_capacity_tokens=spec.kv_capacity_tokens)
+        self._cluster.add(spec.instance_id, engine)
 
     def _kill(self, instance_id: str) -> None:
         """The engine dies, with what it computed: every request that it holds fails, and those that come are refused

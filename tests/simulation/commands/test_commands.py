@@ -109,12 +109,12 @@ def test_a_pool_without_instances_has_those_that_would_be_emulated() -> None:
 
 
 def test_several_presets_make_a_fleet_of_these_kinds_in_turn() -> None:
-    kinds = "qwen2.5-7b-910b4,qwen2.5-7b-910b4-tp1:host_kv_tokens=800000"
+    kinds = "qwen2.5-7b-910b4,qwen2.5-7b-910b4-tp1:host_kv_tokens=1577000"
     mixed = options("--preset", kinds, "--instances", "3", pools=(PoolSettings(),))
     made = mixed.scenario("preble")
 
     assert [spec.kv_capacity_tokens for spec in made.fleet] == [777_000, 1_577_000, 777_000]
-    assert [made.engine_of(number).host_kv_tokens for number in range(3)] == [0, 800_000, 0]
+    assert [[each.tokens for each in made.engine_of(number).kept_tiers] for number in range(3)] == [[], [1_577_000], []]
     with pytest.raises(OptionError, match="instances of one kind alone"):
         _ = mixed.engine
 

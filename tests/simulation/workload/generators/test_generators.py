@@ -170,6 +170,23 @@ def test_of_few_shot_prompts_nearly_all_is_shared() -> None:
     assert figures.mean_output_tokens < 100
 
 
+def test_documents_are_a_multiple_of_memory_and_a_hot_set_gets_its_share() -> None:
+    def questions(text: str) -> list[int]:
+        """The number of questions about each document, the most popular first."""
+        spec = GeneratorSpec.parse(text)
+        assert spec is not None
+        return sorted(Counter(r.hash_ids[0] for r in spec.generate(requests=4000, seed=2).requests).values())[::-1]
+
+    alike, by_zipf, hot = questions("documents:skew=0"), questions("documents"), questions("hotset:hot=20,share=70")
+
+    assert len(alike) == 300
+    assert alike[0] < 3 * alike[150]
+    assert by_zipf[0] > 30 * by_zipf[150]
+    assert sum(hot[:20]) / 4000 == pytest.approx(0.7, abs=0.03)
+    trace = GENERATORS["documents"](requests=50, seed=2)
+    assert all(12_288 < request.input_tokens <= 12_288 + 500 for request in trace.requests)
+
+
 def test_a_generator_is_named_with_its_options() -> None:
     spec = GeneratorSpec.parse("zipf:requests=50,skew=1.5,seed=4")
 
