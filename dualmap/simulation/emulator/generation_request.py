@@ -92,6 +92,8 @@ class GenerationRequest:
     choices: tuple[Choice, ...]
     kv: KvTransferParams | None = None
     """None: its KV stays where it is."""
+    max_load_tokens: int | None = None
+    """Tokens that may be loaded from tiers for it; None: all that they have."""
 
     @property
     def ends_at_once(self) -> bool:

@@ -22,9 +22,8 @@ from dualmap.simulation.emulator.kv_legs import KvLegs
 from dualmap.simulation.emulator.metrics import InstanceMetrics
 from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply
 from dualmap.simulation.emulator.settings import EmulatorSettings
-from dualmap.simulation.engine.engine import Engine
+from dualmap.simulation.engine.engine import Engine, pool_of
 from dualmap.simulation.engine.engine_types import EngineRequest, EngineStatistics, Event, EventKind
-from dualmap.simulation.engine.kv_pool import KvPool
 
 _MIN_TICK_S = 0.0005
 FLUSH_INTERVAL_S = 0.005
@@ -100,7 +99,15 @@ class Generator:
             stages = kv is not None and kv.stages and kv.source is None and gen_request.ends_at_once
             awaits = kv is not None and kv.awaits
             self._engine.submit(
-                EngineRequest(engine_id, prompt.tokens, choice.script.tokens, prompt.block_hashes, stages, awaits),
+                EngineRequest(
+                    engine_id,
+                    prompt.tokens,
+                    choice.script.tokens,
+                    prompt.block_hashes,
+                    stages,
+                    awaits,
+                    gen_request.max_load_tokens,
+                ),
                 now_s,
             )
             if kv is not None and awaits:
@@ -209,8 +216,9 @@ class Generator:
 
     def _boot(self) -> None:
         self.kv_legs.reboot()
-        journal = None if self.kv_events is None else self.kv_events.journal
-        self._engine = Engine(self.config, KvPool(self.config.kv_blocks, journal))
+        log = self.kv_events
+        pool = pool_of(self.config) if log is None else pool_of(self.config, log.journal, log.of_tiers)
+        self._engine = Engine(self.config, pool)
         model, ranks, statistics = (
             self._settings.served_model,
             self._settings.data_parallel_size,
@@ -218,7 +226,13 @@ class Generator:
         )
         started_s = time.time()
         self.metrics = InstanceMetrics(
-            model, self.config, statistics, started_s=started_s, rank=self._rank, ranks=ranks
+            model,
+            self.config,
+            statistics,
+            started_s=started_s,
+            wall_s=self._wall_s,
+            rank=self._rank,
+            ranks=ranks,
         )
 
     def _statistics(self) -> EngineStatistics:

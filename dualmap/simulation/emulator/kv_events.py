@@ -7,10 +7,13 @@ its request is under way.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.emulator.generation_request import Prompt
 from dualmap.simulation.engine.kv_pool import CacheChange, Journal
+from dualmap.simulation.engine.kv_tiers import MEDIA
 from dualmap.simulation.workload.tokenizer import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -25,6 +28,8 @@ class KvEventLog:
     def __init__(self, block_tokens: int, publisher: KvEventPublisher) -> None:
         self.journal: Journal = []
         """Journal that the engine's pool writes into."""
+        self.of_tiers: Mapping[Tier, Journal] = {tier: [] for tier in Tier}
+        """Journals of the tiers behind it."""
         self._block_tokens = block_tokens
         self._publisher = publisher
         self._prompts: dict[str, Prompt] = {}
@@ -48,7 +53,8 @@ class KvEventLog:
     def publish(self, published_s: float) -> None:
         """Publish all that happened since as one batch, if anything did. That the cache was emptied goes out with the
         next step that computes, as of vLLM."""
-        if all(change is CacheChange.CLEARED for change, _ in self.journal):
+        waits = all(change is CacheChange.CLEARED for change, _ in self.journal)
+        if waits and not any(self.of_tiers.values()):
             return
         events: list[dict[str, Any]] = []
         for change, block in self.journal:
@@ -59,7 +65,21 @@ class KvEventLog:
             else:
                 events.append({"type": "AllBlocksCleared"})
         self.journal.clear()
+        for tier, journal in self.of_tiers.items():
+            self._publish_tier(tier, journal, events)
         self._publisher.publish(events, published_s)
+
+    def _publish_tier(self, tier: Tier, journal: Journal, events: list[dict[str, Any]]) -> None:
+        """Add what a tier keeps and forgets, as vLLM's offloading does with ``self_describing_kv_events``."""
+        where = {"medium": MEDIA[tier], "locality": "REMOTE" if tier is Tier.POOL else "LOCAL"}
+        told: list[dict[str, Any]] = []
+        for change, block in journal:
+            if change is CacheChange.STORED:
+                self._store(block, told)
+            else:
+                told.append({"type": "BlockRemoved", "block_hashes": [block], "group_idx": 0})
+        journal.clear()
+        events += [event | where for event in told]
 
     def _store(self, block: int, events: list[dict[str, Any]]) -> None:
         """Add a stored block, as part of the event before where it follows the last block there."""

@@ -1,4 +1,4 @@
-"""``kv_transfer_params`` of a leg of a split request, as vLLM's connectors read them."""
+"""``kv_transfer_params`` of a request, as vLLM's connectors read them."""
 
 from __future__ import annotations
 
@@ -27,6 +27,13 @@ class KvTransferParams:
     """URL that a layerwise decode leg notifies once it has its blocks."""
     returned: dict[str, Any] | None = None
     """``kv_transfer_params`` of the answer."""
+
+
+def read_max_load_tokens(payload: Body) -> int | None:
+    """The tokens that may be loaded from tiers for the request; None: all that they have. What is no whole number is
+    ignored, as vLLM does. Raises ApiError."""
+    wanted = (mapping(payload, "kv_transfer_params") or {}).get("max_load_tokens")
+    return wanted if type(wanted) is int and wanted >= 0 else None
 
 
 def read_kv_transfer_params(payload: Body, request_id: str) -> KvTransferParams | None:

@@ -10,7 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineStatistics
+from dualmap.simulation.engine.kv_tiers import LoadCounts
 
 _TTFT_BUCKETS_S = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -23,6 +25,10 @@ _REQUEST_BUCKETS_S = (
     0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
     960.0, 1920.0, 7680.0,
 )  # fmt: skip
+
+
+_SOURCES = {Tier.HOST: "host", Tier.DISK: "disk", Tier.POOL: "external_unspecified"}
+_TIER_TYPES = {Tier.DISK: "fs", Tier.POOL: "obj"}
 
 
 class Histogram:
@@ -52,6 +58,7 @@ class InstanceMetrics(Collector):
 
     Args:
         started_s: when its process started, Unix time.
+        wall_s: seconds of the clock for seconds of the engine.
         rank: of data parallelism, among ``ranks``.
     """
 
@@ -62,9 +69,11 @@ class InstanceMetrics(Collector):
         statistics: Callable[[], EngineStatistics],
         *,
         started_s: float,
+        wall_s: Callable[[float], float] = lambda engine_s: engine_s,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
+        self._wall_s = wall_s
         self.time_to_first_token_s = Histogram(_TTFT_BUCKETS_S)
         self.inter_token_s = Histogram(_TOKEN_BUCKETS_S)
         self.queue_time_s = Histogram(_REQUEST_BUCKETS_S)
@@ -84,6 +93,8 @@ class InstanceMetrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", now.kv_usage)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.queried_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.hit_tokens)
+        if self._config.kept_tiers:
+            yield from self._tiers(now)
         yield self._counter("num_preemptions", "Preemptions.", now.preemptions)
         yield self._gauge("emulated_staged_kv", "Prefill legs whose KV waits to be pulled.", now.staged)
         yield self._counter("emulated_leaked_kv", "Staged KV that was not pulled in time.", now.expired)
@@ -110,6 +121,31 @@ class InstanceMetrics(Collector):
         yield GaugeMetricFamily(
             "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
         )
+
+    def _tiers(self, now: EngineStatistics) -> Iterator[Metric]:
+        """The counters of vLLM's offloading. What is read from a disk or a pool passes host memory in vLLM, and is
+        counted on both legs; here it does not, and is counted as read alone."""
+        loads, a_token = now.loads, self._config.transfer.bytes_per_token
+        cached = self._by_label("prompt_tokens_cached_by_source", "Prompt tokens found, by place.", "source")
+        tokens = Counter({"device": now.hit_tokens})
+        for tier, counts in loads.items():
+            tokens[_SOURCES[tier]] += counts.tokens
+        for source in ("device", "host", "p2p", "disk", "external_unspecified"):
+            cached.add_metric((*self._labels.values(), source), tokens[source])
+        yield cached
+        host = loads.get(Tier.HOST, LoadCounts())
+        below = {tier: counts for tier, counts in loads.items() if tier is not Tier.HOST}
+        yield self._counter("kv_offload_load_bytes", "Bytes loaded to the device.", a_token * host.tokens)
+        yield self._counter("kv_offload_load_time", "Seconds of loads to the device.", self._wall_s(host.busy_s))
+        read = self._by_label("kv_offload_tiering_read_bytes", "Bytes read from lower tiers.", "tier")
+        read_s = self._by_label("kv_offload_tiering_read_time", "Seconds of reads from lower tiers.", "tier")
+        for tier, counts in below.items():
+            read.add_metric((*self._labels.values(), _TIER_TYPES[tier]), a_token * counts.tokens)
+            read_s.add_metric((*self._labels.values(), _TIER_TYPES[tier]), self._wall_s(counts.busy_s))
+        yield from (read, read_s)
+
+    def _by_label(self, name: str, text: str, label: str) -> CounterMetricFamily:
+        return CounterMetricFamily(f"vllm:{name}", text, labels=(*self._labels, label))
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"vllm:{name}", text, labels=tuple(self._labels))

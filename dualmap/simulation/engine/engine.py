@@ -20,8 +20,10 @@ sequence frees its blocks at once, and the step under way still takes the time i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.engine.engine_scheduler import EngineScheduler
 from dualmap.simulation.engine.engine_types import (
     EngineConfig,
@@ -36,13 +38,20 @@ from dualmap.simulation.engine.step_run import Run
 from dualmap.simulation.engine.tiered_kv_pool import TieredKvPool
 
 _UNLIMITED_STEPS = 1 << 40
+NO_JOURNALS: Mapping[Tier, Journal] = MappingProxyType({})
 
 
-def pool_of(config: EngineConfig, journal: Journal | None = None) -> KvPool:
-    """The KV memory of an engine, every change of whose prefix cache is appended to the journal, if any."""
+def pool_of(
+    config: EngineConfig, journal: Journal | None = None, of_tiers: Mapping[Tier, Journal] = NO_JOURNALS
+) -> KvPool:
+    """The KV memory of an engine. Every change of its prefix cache is appended to the journal, if any, and of each tier
+    to that one's own."""
     if not config.kept_tiers:
         return KvPool(config.kv_blocks, journal)
-    tiers = [TierCache(each.tokens // config.block_tokens) for each in config.kept_tiers]
+    tiers = [
+        TierCache(each.tokens // config.block_tokens, of_tiers.get(each.tier), tells_removals=each.tells_removals)
+        for each in config.kept_tiers
+    ]
     return TieredKvPool(config.kv_blocks, tiers, journal)
 
 

@@ -42,11 +42,13 @@ class KvTier:
 
 
 class TierCache:
-    """The blocks of one tier. Every change is appended to the ``journal``, if any; its owner empties it."""
+    """The blocks of one tier. Every change, or what it keeps alone, is appended to the ``journal``, if any; its owner
+    empties it."""
 
-    def __init__(self, blocks: int, journal: Journal | None = None) -> None:
+    def __init__(self, blocks: int, journal: Journal | None = None, *, tells_removals: bool = True) -> None:
         self._blocks = blocks
         self._journal = journal
+        self._tells_removals = tells_removals
         self._kept: OrderedDict[int, None] = OrderedDict()
 
     def __contains__(self, block: int) -> bool:
@@ -67,7 +69,7 @@ class TierCache:
                 journal.append((CacheChange.STORED, block))
             if len(kept) > self._blocks:
                 lost, _none = kept.popitem(last=False)
-                if journal is not None:
+                if journal is not None and self._tells_removals:
                     journal.append((CacheChange.REMOVED, lost))
 
     def touch(self, hashes: Sequence[int]) -> None:

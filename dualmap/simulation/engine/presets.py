@@ -124,13 +124,13 @@ _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
-_TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s)")
+_TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s|stores_only)")
 CHANGES = (
     *("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed"),
-    *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s")),
+    *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s", "stores_only")),
 )
-"""Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, and the size and the
-bandwidth of a tier."""
+"""Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, and of a tier its
+size, its bandwidth, and whether KV events report what it keeps alone."""
 
 
 def find_preset(name: str) -> Preset:
@@ -174,11 +174,15 @@ def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
         if key == "prefill_speed":
             return replace(engine, costs=engine.costs.with_prefill_speed(float(text)))
         if tier := _TIER_CHANGE.fullmatch(key):
-            own: dict[str, Any] = (
-                {"tokens": int(text)} if tier["figure"] == "kv_tokens" else {"bytes_per_s": float(text) * 1e9}
-            )
-            return engine.with_tier(Tier(tier["tier"]), **own)
+            return engine.with_tier(Tier(tier["tier"]), **_tier_figure(tier["figure"], text))
         limits: dict[str, Any] = {key: int(text)}
         return replace(engine, **limits)
     except ValueError as error:
         raise UnknownPresetError(f"preset {preset!r}: {change!r} cannot be: {error}") from None
+
+
+def _tier_figure(name: str, text: str) -> dict[str, Any]:
+    """The field of a tier that a change sets. Raises ValueError."""
+    if name == "stores_only":
+        return {"tells_removals": text == "0"}
+    return {"tokens": int(text)} if name == "kv_tokens" else {"bytes_per_s": float(text) * 1e9}

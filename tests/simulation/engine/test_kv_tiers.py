@@ -11,7 +11,7 @@ from dualmap.simulation.engine.engine import Engine
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, Event, EventKind
 from dualmap.simulation.engine.kv_pool import CacheChange, Journal
 from dualmap.simulation.engine.kv_tiers import KvTier, TierCache, TierLink
-from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.engine.presets import UnknownPresetError, find_preset
 from dualmap.simulation.engine.tiered_kv_pool import TieredKvPool
 
 BLOCK = 512
@@ -60,6 +60,29 @@ def test_a_tier_forgets_what_was_used_longest_ago_and_the_end_of_a_prompt_first(
 
     assert [block for block in (1, 2, 3, 8, 9) if block in tier] == [1, 2, 8, 9]
     assert [block for change, block in journal if change is CacheChange.REMOVED] == [3]
+
+
+def test_a_tier_that_tells_stores_only_reports_nothing_that_it_forgets() -> None:
+    journal: Journal = []
+    tier = TierCache(1, journal, tells_removals=False)
+    tier.keep((1, 2))
+
+    assert (1 in tier, 2 in tier) == (False, True)
+    assert journal == [(CacheChange.STORED, 1), (CacheChange.STORED, 2)]
+
+
+@pytest.mark.parametrize(
+    "change", ["host_kv_tokens=-1", "host_gb_per_s=0", "disk_gb_per_s=nan", "pool_kv_tokens=many", "tape_kv_tokens=1"]
+)
+def test_an_absurd_tier_of_a_preset_is_refused(change: str) -> None:
+    with pytest.raises(UnknownPresetError, match=r"cannot be|unknown change"):
+        find_preset(f"qwen2.5-7b-910b4-tp1:{change}")
+
+
+def test_changes_of_a_preset_say_what_its_tiers_are() -> None:
+    engine = find_preset("qwen2.5-7b-910b4:disk_kv_tokens=9000+disk_gb_per_s=1.5+disk_stores_only=1").engine
+
+    assert engine.kept_tiers == (KvTier(Tier.DISK, 9000, 1.5e9, start_s=0.002, tells_removals=False),)
 
 
 def test_every_block_is_counted_by_the_nearest_tier_that_has_it() -> None:
