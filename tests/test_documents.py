@@ -7,9 +7,12 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from dualmap.cli.show_settings import sections
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md")
@@ -87,6 +90,28 @@ def test_extras_targets_and_scripts_that_texts_name_exist() -> None:
     assert {"evaluation", "tokens", "tracing"} <= named["extra"] <= extras
     assert named["target"] <= targets
     assert {script for script in named["script"] if not (ROOT / script).exists()} == set()
+
+
+@cache
+def settings_and_sections() -> frozenset[str]:
+    names = {name for path, _, rows in sections() for name in (path, *(row.path for row in rows))}
+    return frozenset(names | {name.removesuffix("[]") for name in names})
+
+
+def unknown_settings(text: str) -> list[str]:
+    """The names between backquotes that start like a setting's and are none."""
+    known = settings_and_sections()
+    starts = {name.partition(".")[0].removesuffix("[]") for name in known} - {"upstream"}  # which Envoy has, too
+    named = re.findall(r"`(?:--)?([a-z_]+(?:\[\])?(?:\.[a-z_]+(?:\[\])?)+)[`=: ]", text)
+    return [name for name in named if name.partition(".")[0].removesuffix("[]") in starts and name not in known]
+
+
+def test_settings_that_the_documents_name_exist() -> None:
+    assert {page: names for page in PAGES if (names := unknown_settings(page.read_text("utf-8")))} == {}
+    assert unknown_settings("`router.port`, `--router.prot 1` and `pools[].no_such`") == [
+        "router.prot",
+        "pools[].no_such",
+    ]
 
 
 def cells(row: str) -> list[str]:
