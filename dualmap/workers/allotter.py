@@ -31,8 +31,10 @@ class Pools(Protocol):
 
 
 class Allotter:
-    """Divides again the budgets that its pool wants more of. ``scheduling.tenants.allotments`` has the rule, and the
-    order of changes that keeps the sum of all parts within the limit.
+    """Moves unused budget of tenants with several pools to the pools that want it.
+
+    ``scheduling.tenants.allotments`` has the rule, and the order of changes that keeps the sum of all parts within the
+    limit.
 
     The leader of each pool has one, and two of them may divide one budget at once: the ledger takes what the first one
     enters. A pool that cannot be reached keeps what the ledger says that it has.

@@ -89,7 +89,11 @@ def check_pause_s(instances: int, settings: WorkerSettings) -> float:
 
 
 class HealthChecker:
-    """Checks run concurrently, so an instance that hangs does not delay the others'. ``async with`` ends them."""
+    """Checks instances and changes their state; reads which model names they list, and notes in words what is wrong
+    with one.
+
+    Checks run concurrently, so an instance that hangs does not delay the others'. ``async with`` ends them.
+    """
 
     name = "health"
 

@@ -26,7 +26,8 @@ _COUNTS_EVERY_S = 5.0
 
 
 class Learner:
-    """Learns prefill rates, TTFT weights and bytes per token from first tokens and ends of requests."""
+    """Learns prefill rates, TTFT weights and bytes per token from the log of first tokens and ends of requests, and
+    publishes them."""
 
     name = "learner"
     interval_s = 1.0

@@ -41,10 +41,10 @@ _LONGEST_WAIT_S = 1.0
 
 
 class Sweeper:
-    """Plans every queue that holds requests, even if no transition made room there.
+    """Plans every queue that holds requests, even if no transition made room there: deadlines pass, deferred requests
+    get idle instances, and what a dead planner left is granted.
 
-    Replicas plan a queue when they make room. The rest is found here: a replica died between two steps, deadlines
-    passed, or an engine became idle, which can take deferred requests. Before that, classes get what their floors give
+    Replicas plan a queue when they make room. The rest is found here. Before that, classes get what their floors give
     them.
     """
 
@@ -159,7 +159,8 @@ def plan_rebalance(now_s: float, next_sweep_s: float) -> RebalanceRound:
 
 
 class Rebalancer:
-    """Moves held requests away from overloaded instances, on request of the routing path and by sweep.
+    """Moves held requests off overloaded instances, on request of the routing path and by sweep. Runs only for policies
+    that rebalance.
 
     One round at a time, so that no two plans ever act on the same queue: never recursive.
     """
@@ -220,8 +221,11 @@ class Rebalancer:
 
 # idle work -----------------------------------------------------------------------------------------------------------
 class IdleFiller:
-    """Gives idle instances the held requests that their own queue would make late. A round reads the queues only while
-    an instance is idle."""
+    """Gives idle instances the held requests that their own queue would make late; by deadline, where no rebalancer
+    runs.
+
+    A round reads the queues only while an instance is idle.
+    """
 
     name = "idle filler"
     interval_s = SWEEP_INTERVAL_S

@@ -12,8 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class RoleMover:
-    """Gives instances to the starved role. The memory is of one term: a new leader watches for as long again before it
-    moves anything."""
+    """Gives instances to the side that starves, where prefill and decode are apart and the pool moves roles.
+
+    The memory is of one term: a new leader watches for as long again before it moves anything.
+    """
 
     name = "role mover"
     interval_s = 1.0

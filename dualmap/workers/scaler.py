@@ -20,9 +20,13 @@ log = logging.getLogger(__name__)
 
 
 class Scaler:
-    """The scaling of a pool's decode instances, or of all others, for one term. Without the store it decides nothing:
-    the round fails, and says so."""
+    """Changes the number of instances, where the pool has ``autoscale``; a second one, the ``decode scaler``, that of
+    decode instances, where they scale by themselves.
 
+    It lives for one term. Without the store it decides nothing: the round fails, and says so.
+    """
+
+    name = "scaler"
     interval_s = 1.0
 
     def __init__(
@@ -39,7 +43,8 @@ class Scaler:
         settings, time_scale = context.settings, context.time_scale
         autoscale = settings.autoscale_of(decodes=decodes)
         assert autoscale is not None
-        self.name = "decode scaler" if decodes else "scaler"
+        if decodes:
+            self.name = "decode scaler"
         self._pool = context.pool
         self._scheduling = scheduling
         self._reader = context.reader

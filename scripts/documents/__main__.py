@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from scripts.documents import configuration, interfaces, phase_diagrams, redis_keys
+from scripts.documents import configuration, interfaces, leader_jobs, phase_diagrams, redis_keys
 
 GENERATORS: Final[tuple[Callable[[Path], Mapping[Path, str]], ...]] = (
     configuration.files,
     interfaces.files,
+    leader_jobs.files,
     phase_diagrams.files,
     redis_keys.files,
 )

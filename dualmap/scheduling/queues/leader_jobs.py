@@ -46,7 +46,7 @@ class MovingPort(GrantingPort, Protocol):
 
 
 class HotnessPort(Protocol):
-    """Calls that the hotness keeper makes."""
+    """Calls that the hotness job makes."""
 
     def arrivals(self, after: str, limit: int, /) -> Awaitable[Sequence[Arrival]]: ...
 

@@ -94,7 +94,7 @@ class HotnessRule:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One routed request as the hotness keeper reads it."""
+    """One routed request as the hotness job reads it."""
 
     entry_id: str
     """Position in the pool's arrival log; pass the last one seen to read on."""

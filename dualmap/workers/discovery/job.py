@@ -26,7 +26,8 @@ _CALLS_TOGETHER = 32
 
 
 class Discovery:
-    """Compares what the source has found with the members, and enters, drains and removes those that discovery owns.
+    """Compares what the source has found with the members, and enters, drains and removes those that discovery owns;
+    where the pool has ``discovery``.
 
     ``async with`` starts and ends the source. A new leader lists everything again.
     """
