@@ -39,7 +39,7 @@ class Endpoints:
         self._routes: Routes = {
             **inference.routes(),
             **ServerInfo(generators, limits, VERSION).routes(),
-            **EngineControl(generators, scale_out=settings.scale_out).routes(),
+            **EngineControl(generators, inference.renders(), scale_out=settings.scale_out).routes(),
             **self.faults.routes(),
             **generator.kv_legs.routes(),
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -12,12 +12,8 @@ from dualmap.simulation.emulator.fields import read_json
 from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.routes import Route, Routes, send
 
-_SCALE_OUT_PATHS = (
+_UNKNOWN_SCALE_OUT_PATHS = (
     "/inference/v1/generate",
-    "/v1/chat/completions/render",
-    "/v1/completions/render",
-    "/v1/messages/render",
-    "/v1/responses/render",
     "/v1/chat/completions/derender",
     "/v1/completions/derender",
 )
@@ -30,16 +26,18 @@ class EngineControl:
 
     Args:
         generators: of all its engines.
-        scale_out: whether it has the endpoints of ``--enable-scale-out``.
+        renders: the routes that render prompts, which are endpoints of ``--enable-scale-out``, too.
+        scale_out: whether it has these endpoints.
     """
 
-    def __init__(self, generators: Sequence[Generator], *, scale_out: bool) -> None:
+    def __init__(self, generators: Sequence[Generator], renders: Mapping[str, Route], *, scale_out: bool) -> None:
         self._generators = generators
+        self._renders = renders
         self._scale_out = scale_out
 
     def routes(self) -> Routes:
-        scale_out: dict[str, Route] = dict.fromkeys(_SCALE_OUT_PATHS, Route(self._not_emulated))
-        scale_out[_ABORT_PATH] = Route(self._abort)
+        unknown = dict.fromkeys(_UNKNOWN_SCALE_OUT_PATHS, Route(self._not_emulated))
+        scale_out = {**unknown, **self._renders, _ABORT_PATH: Route(self._abort)}
         if not self._scale_out:
             scale_out = dict.fromkeys(scale_out, Route(_refuse))
         return {

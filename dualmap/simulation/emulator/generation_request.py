@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -14,7 +14,13 @@ from dualmap.simulation.emulator.fields import Body, flag, integer, number, text
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer, next_seed
 from dualmap.simulation.emulator.served_names import Adapter, ServedNames
-from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, block_hashes, count_tokens
+from dualmap.simulation.workload.tokenizer import (
+    ImageRun,
+    PromptText,
+    block_hashes,
+    count_tokens,
+    image_keys,
+)
 
 DEADLY_TEXT = b"this prompt kills its emulated engine"
 """A prompt that contains this kills the engine that starts on it."""
@@ -54,13 +60,6 @@ class CacheScope:
         adapter = self.adapter
         return self.salt if adapter is None else f"{adapter.name}\n{adapter.path}\n{self.salt}"
 
-    def extra_keys(self, place: int) -> list[str] | None:
-        """The extra keys of a block in events: the salt has an effect on the first one alone."""
-        keys = [] if self.adapter is None else [self.adapter.name]
-        if self.salt and not place:
-            keys.append(self.salt)
-        return keys or None
-
 
 NO_SCOPE: Final = CacheScope()
 
@@ -73,6 +72,17 @@ class Prompt:
     """The engine dies when it starts on this prompt."""
     text: bytes = b""
     scope: CacheScope = NO_SCOPE
+    images: tuple[ImageRun, ...] = ()
+
+    def extra_keys(self, place: int, block_tokens: int) -> list[Any] | None:
+        """The extra keys of a block in events, in the engine's order: the adapter, the images in the block, and in the
+        first one the salt."""
+        adapter, salt = self.scope.adapter, self.scope.salt
+        keys: list[Any] = [] if adapter is None else [adapter.name]
+        keys += image_keys(self.images, block_tokens, place)
+        if salt and not place:
+            keys.append(salt)
+        return keys or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +181,9 @@ def read_max_tokens(payload: Body, names: Sequence[str], limits: Limits, *, mini
     return None
 
 
-def read_prompt(text: bytes, limits: Limits, scope: CacheScope = NO_SCOPE, spare_tokens: int = 0) -> Prompt:
+def read_prompt(given: PromptText, limits: Limits, scope: CacheScope = NO_SCOPE, spare_tokens: int = 0) -> Prompt:
     """A prompt as the engine sees it. Raises ApiError: with ``spare_tokens``, it exceeds the model's context."""
+    text = given.data
     tokens = count_tokens(text)
     if tokens + spare_tokens > limits.max_model_len:
         raise ApiError(
@@ -185,20 +196,21 @@ def read_prompt(text: bytes, limits: Limits, scope: CacheScope = NO_SCOPE, spare
         )
     return Prompt(
         tokens=tokens,
-        block_hashes=block_hashes(text[: tokens * TOKEN_BYTES], limits.block_tokens, scope.text),
+        block_hashes=block_hashes(text, limits.block_tokens, scope.text, given.images),
         kills_engine=DEADLY_TEXT in text,
         text=text,
         scope=scope,
+        images=given.images,
     )
 
 
 def generation(
-    prompts: Sequence[bytes], sampling: Sampling, limits: Limits, scope: CacheScope = NO_SCOPE
+    prompts: Sequence[PromptText], sampling: Sampling, limits: Limits, scope: CacheScope = NO_SCOPE
 ) -> GenerationRequest:
     """Answers to some prompts, all to the first one first. Raises ApiError."""
     choices: list[Choice] = []
-    for text in prompts:
-        prompt = read_prompt(text, limits, scope)
+    for given in prompts:
+        prompt, text = read_prompt(given, limits, scope), given.data
         seed_of = limits.seed & 0xFFFFFFFFFFFFFFFF
         (seed, said), following = begun_answer(text, seed_of), xxhash.xxh3_64_intdigest(text, seed_of)
         for index in range(sampling.answers):

@@ -13,7 +13,7 @@ from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.errors import ApiError
 from dualmap.simulation.emulator.faults import Faults, GivenBackError
 from dualmap.simulation.emulator.fields import Body, flag, read_json
-from dualmap.simulation.emulator.generation_request import GenerationRequest, Limits
+from dualmap.simulation.emulator.generation_request import GenerationRequest, Limits, Prompt
 from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.kv_transfer_params import read_kv_transfer_params, read_max_load_tokens
 from dualmap.simulation.emulator.messages_api import read_count, read_message
@@ -22,7 +22,7 @@ from dualmap.simulation.emulator.pooling_api import read_embedding, read_rerank,
 from dualmap.simulation.emulator.replies import Reply, Stamp, StreamReply
 from dualmap.simulation.emulator.responses_api import ResponseReply, StoredResponses, read_response
 from dualmap.simulation.emulator.routes import Route, Routes, send
-from dualmap.simulation.workload.tokenizer import count_tokens
+from dualmap.simulation.workload.tokenizer import count_tokens, encode
 
 R = TypeVar("R", bound=Reply)
 Read = Callable[[Body, Limits, Stamp], tuple[GenerationRequest, R]]
@@ -55,6 +55,15 @@ class Inference:
             "/v1/embeddings": {"POST": embeddings},
             **{path: {"POST": rerank} for path in ("/v1/rerank", "/rerank", "/v2/rerank")},
             **{path: {"POST": score} for path in ("/v1/score", "/score")},
+        }
+
+    def renders(self) -> dict[str, Route]:
+        """The paths that answer with a prompt as the engine would get it."""
+        return {
+            "/v1/chat/completions/render": self._rendered(read_chat),
+            "/v1/completions/render": self._rendered(read_completion, many=True),
+            "/v1/messages/render": self._rendered(read_message),
+            "/v1/responses/render": self._rendered(read_response),
         }
 
     def stored_response(self, request: HttpRequest, responder: Responder) -> None:
@@ -99,6 +108,29 @@ class Inference:
 
         return Route(handle, error_body)
 
+    def _rendered(self, read: Read[Reply], *, many: bool = False) -> Route:
+        """``many``: the answer is a list, of all prompts. Tensors of images (``mm_payload``) are never given."""
+
+        def handle(request: HttpRequest, responder: Responder) -> None:
+            payload = read_json(request.body)
+            stamp = self._stamp(request, payload)
+            gen_request, _ = read(payload, self._limits, stamp)
+            prompts = [choice.prompt for choice in gen_request.choices if choice.first_of_prompt]
+            shown: list[dict[str, Any]] = [
+                {
+                    "request_id": stamp.request_id,
+                    "token_ids": encode(prompt.text),
+                    "features": _features(prompt),
+                    "model": stamp.model,
+                    "stream": flag(payload, "stream"),
+                    "cache_salt": prompt.scope.salt or None,
+                }
+                for prompt in prompts
+            ]
+            send(responder, shown if many else shown[0])
+
+        return Route(handle)
+
     def _fail_if_ordered(self, payload: dict[str, Any]) -> None:
         try:
             self._faults.fail_if_ordered()
@@ -117,7 +149,7 @@ class Inference:
         return Route(handle)
 
     def _count_tokens(self, request: HttpRequest, responder: Responder) -> None:
-        tokens = count_tokens(read_count(read_json(request.body), self._limits))
+        tokens = count_tokens(read_count(read_json(request.body), self._limits).data)
         send(responder, {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
 
     def _stamp(self, request: HttpRequest, payload: dict[str, Any], *, own_id: bool = False) -> Stamp:
@@ -126,3 +158,16 @@ class Inference:
         adapter = self._limits.names.adapter_of(payload)
         answering = self._limits.model if adapter is None else adapter.name
         return Stamp(str(request_id), answering, int(time.time()), self._fingerprint)
+
+
+def _features(prompt: Prompt) -> dict[str, Any] | None:
+    """What and where a prompt's images are."""
+    if not prompt.images:
+        return None
+    places = [{"offset": each.offset, "length": each.length} for each in prompt.images]
+    return {
+        "mm_hashes": {"image": [each.identifier for each in prompt.images]},
+        "mm_placeholders": {"image": places},
+        "kwargs_data": None,
+        "mm_metadata": None,
+    }

@@ -87,8 +87,7 @@ class KvEventLog:
         parent = prompt.block_hashes[place - 1] if place else None
         size = self._block_tokens * TOKEN_BYTES
         ids = array("I", prompt.text[place * size : (place + 1) * size]).tolist()
-        scope = prompt.scope
-        extra_keys, adapter = scope.extra_keys(place), scope.adapter
+        extra_keys, adapter = prompt.extra_keys(place, self._block_tokens), prompt.scope.adapter
         last = events[-1] if events else {}
         if last.get("type") == "BlockStored" and last["block_hashes"][-1] == parent:
             last["block_hashes"].append(block)

@@ -23,7 +23,7 @@ from dualmap.simulation.emulator.generation_request import (
 from dualmap.simulation.emulator.openai_api import cache_scope, check_model
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
-from dualmap.simulation.workload.tokenizer import render_chat
+from dualmap.simulation.workload.tokenizer import PromptText, render_chat
 
 _ROLES = ("user", "assistant", "system")
 
@@ -46,15 +46,15 @@ def read_message(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generatio
     return gen_request, MessageReply(gen_request, stamp, call, limits.block_tokens)
 
 
-def read_count(payload: Body, limits: Limits) -> bytes:
+def read_count(payload: Body, limits: Limits) -> PromptText:
     """The prompt whose tokens are to be counted. Raises ApiError."""
     _require_model(payload)
     check_model(payload, limits)
     return message_prompt(payload)
 
 
-def message_prompt(payload: Body) -> bytes:
-    """The text that the model sees for ``system``, ``messages`` and ``tools``. Raises ApiError."""
+def message_prompt(payload: Body) -> PromptText:
+    """The input that the model sees for ``system``, ``messages`` and ``tools``. Raises ApiError."""
     required(payload, "messages")
     given = objects(payload, "messages") or ()
     for index, message in enumerate(given):

@@ -21,7 +21,7 @@ from dualmap.simulation.emulator.logprobs import read_chat_logprobs, read_comple
 from dualmap.simulation.emulator.openai_replies import ChatReply, CompletionReply, StreamOptions
 from dualmap.simulation.emulator.replies import Stamp
 from dualmap.simulation.emulator.structured import read_chat_tools, read_output_format
-from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, decode, render_chat
+from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, PromptText, decode, render_chat
 
 DEFAULT_COMPLETION_TOKENS = 16
 AFTER_MESSAGE = b"<|im_end|>\n<|im_start|>assistant\n"
@@ -62,15 +62,15 @@ def read_completion(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Genera
     options, logprobs = _read_stream_options(payload), read_completion_logprobs(payload)
     sampling = replace(sampling, given=read_output_format(payload))
     gen_request = replace(
-        generation(prompts, sampling, limits, cache_scope(payload, limits)),
+        generation([PromptText(each) for each in prompts], sampling, limits, cache_scope(payload, limits)),
         kv=read_kv_transfer_params(payload, stamp.request_id),
     )
     echoes = [token_texts(prompt) if echo else [] for prompt in prompts for _ in range(sampling.answers)]
     return gen_request, CompletionReply(gen_request, stamp, options, logprobs, echoes)
 
 
-def chat_prompt(payload: Body) -> bytes:
-    """The text that the model sees for ``messages`` and ``tools``. Raises ApiError."""
+def chat_prompt(payload: Body) -> PromptText:
+    """The input that the model sees for ``messages`` and ``tools``. Raises ApiError."""
     messages = required(payload, "messages")
     if not isinstance(messages, list):
         raise invalid("messages", "list_type", "Input should be a valid list", messages)
@@ -81,9 +81,14 @@ def chat_prompt(payload: Body) -> bytes:
         raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
     try:
         rendered = render_chat(messages, payload.get("tools"))
-        return rendered.removesuffix(AFTER_MESSAGE) if continues else rendered
+        return without_opening(rendered) if continues else rendered
     except ValueError as error:
         raise invalid("messages", "value_error", f"Value error, {error}", messages) from error
+
+
+def without_opening(prompt: PromptText) -> PromptText:
+    """The prompt up to the end of its last message, which its answer continues."""
+    return replace(prompt, data=prompt.data.removesuffix(AFTER_MESSAGE))
 
 
 def completion_prompts(payload: Body) -> list[bytes]:

@@ -17,6 +17,7 @@ from dualmap.simulation.emulator.generation_request import Choice, GenerationReq
 from dualmap.simulation.emulator.openai_api import chat_prompt, check_model, texts_or_ids
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage
 from dualmap.simulation.emulator.scripts import GivenText, Script
+from dualmap.simulation.workload.tokenizer import PromptText
 
 DIMENSIONS = 128
 
@@ -27,7 +28,7 @@ _SCORED = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"),
 def read_embedding(payload: Body, limits: Limits, stamp: Stamp) -> tuple[GenerationRequest, PoolingReply]:
     """A request for embeddings. Raises ApiError."""
     check_model(payload, limits)
-    prompts = [chat_prompt(payload)] if "messages" in payload else _texts(payload, "input")
+    prompts = [chat_prompt(payload).data] if "messages" in payload else _texts(payload, "input")
     as_base64 = word(payload, "encoding_format", ("float", "base64")) == "base64"
     dimensions = integer(payload, "dimensions")
     if dimensions is not None:
@@ -130,7 +131,9 @@ def similarity(left: bytes, right: bytes) -> float:
 def _gen_request(prompts: Sequence[bytes], limits: Limits) -> GenerationRequest:
     """Prompts to be computed; the one token of output that the engine model needs represents the pooling."""
     pooled = Script(GivenText(""), 1, "stop")
-    return GenerationRequest(tuple(Choice(read_prompt(prompt, limits, spare_tokens=1), pooled) for prompt in prompts))
+    return GenerationRequest(
+        tuple(Choice(read_prompt(PromptText(prompt), limits, spare_tokens=1), pooled) for prompt in prompts)
+    )
 
 
 def _listed(answer_id: str, stamp: Stamp, data: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from dualmap.simulation.emulator.generation_request import (
     generation,
     read_max_tokens,
 )
-from dualmap.simulation.emulator.openai_api import AFTER_MESSAGE, cache_scope, check_model
+from dualmap.simulation.emulator.openai_api import cache_scope, check_model, without_opening
 from dualmap.simulation.emulator.replies import Ended, Stamp, Usage, named_event
 from dualmap.simulation.emulator.structured import MakeText, Tool, ToolCall, checked, json_text, named, parameters_of
-from dualmap.simulation.workload.tokenizer import render_chat
+from dualmap.simulation.workload.tokenizer import PromptText, render_chat
 
 _NO_STORE = (
     "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable "
@@ -260,7 +260,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _prompt(payload: Body) -> bytes:
+def _prompt(payload: Body) -> PromptText:
     """The conversation of ``instructions`` and ``input``, as chats are rendered. Raises ApiError."""
     given = required(payload, "input")
     if isinstance(given, list):
@@ -275,7 +275,7 @@ def _prompt(payload: Body) -> bytes:
     try:
         chat = chat_of_response(payload)
         rendered = render_chat(chat["messages"], chat.get("tools"))
-        return rendered.removesuffix(AFTER_MESSAGE) if chat.get("continue_final_message") else rendered
+        return without_opening(rendered) if chat.get("continue_final_message") else rendered
     except (PromptError, ValueError) as error:
         raise invalid("input", "value_error", f"Value error, {error}", given) from error
 

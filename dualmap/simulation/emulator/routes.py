@@ -32,5 +32,5 @@ Routes = Mapping[str, Mapping[str, Route]]
 """Routes by path and method."""
 
 
-def send(responder: Responder, answer: dict[str, Any]) -> None:
+def send(responder: Responder, answer: dict[str, Any] | list[dict[str, Any]]) -> None:
     responder.send(200, orjson.dumps(answer))

@@ -65,7 +65,7 @@ class ServerInfo:
     def _tokenize(self, request: HttpRequest, responder: Responder) -> None:
         payload = read_json(request.body)
         check_model(payload, self._limits)
-        prompt = chat_prompt(payload) if "messages" in payload else completion_prompts(payload)[0]
+        prompt = chat_prompt(payload).data if "messages" in payload else completion_prompts(payload)[0]
         ids = encode(prompt)
         answer = {
             "count": len(ids),

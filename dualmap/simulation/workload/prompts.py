@@ -21,7 +21,7 @@ WORDS: tuple[bytes, ...] = tuple(
 _IDS = {word: 300 + place for place, word in enumerate(WORDS)}
 """Small ids are those of ordinary tokens in every vocabulary, beyond the bytes and the special ones."""
 
-CHAT_OVERHEAD_BYTES = len(render_chat([{"role": "user", "content": ""}]))
+CHAT_OVERHEAD_BYTES = len(render_chat([{"role": "user", "content": ""}]).data)
 """Bytes that the chat form adds to the text of a single user message."""
 
 

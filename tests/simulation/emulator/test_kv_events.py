@@ -10,13 +10,14 @@ import httpx
 import pytest
 import zmq.asyncio
 
-from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, encode_extra_keys, engine_chain
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.workload.tokenizer import encode
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.sockets import EventSockets
+from tests.support.images import png_url
 from tests.support.ports import free_port
 
 BLOCK_TOKENS = 16
@@ -28,6 +29,7 @@ async def emulator() -> AsyncIterator[EmulatedInstance]:
     settings = EmulatorSettings(
         port=free_port(10, 20), kv_events_port_offset=10, block_tokens=BLOCK_TOKENS,
         kv_capacity_tokens=BLOCK_TOKENS * 24, max_num_batched_tokens=512, max_num_seqs=8, time_scale=1000.0,
+        scale_out=True,
     )  # fmt: skip
     async with emulated_instances(settings) as (instance,):
         yield instance
@@ -86,6 +88,30 @@ async def test_events_and_prompts_come_to_the_same_blocks(
     await complete(http, TEXT, **fields)
 
     assert await reader.read_all() == set(chain_of(TEXT, salt))
+
+
+async def test_blocks_with_images_have_the_keys_by_which_vllm_tells_them_apart(
+    http: httpx.AsyncClient, reader: Reader
+) -> None:
+    model = (await http.get("/v1/models")).json()["data"][0]["id"]
+    parts = [
+        {"type": "text", "text": TEXT[:80]},
+        {"type": "image_url", "image_url": {"url": png_url(28 * BLOCK_TOKENS, 56)}},
+    ]
+    body = {"model": model, "messages": [{"role": "user", "content": parts}], "cache_salt": "s", "max_tokens": 1}
+    rendered = (await http.post("/v1/chat/completions/render", json=body)).json()
+    answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.json()["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+
+    features, size = rendered["features"], BLOCK_TOKENS
+    (identifier,), (place,) = features["mm_hashes"]["image"], features["mm_placeholders"]["image"]
+    assert place["length"] == 2 * size
+    first, last = place["offset"] // size, (place["offset"] + place["length"] - 1) // size
+    keys = {block: [[identifier, place["offset"] - block * size]] for block in range(first, last + 1)}
+    at = {block: encode_extra_keys(each) for block, each in keys.items()} | {0: encode_extra_keys(["s"])}
+    ids = [token & 0xFFFFFFFF for token in rendered["token_ids"]]
+    full = engine_chain(ids, size, BlockExtras(at=at)).hashes
+    assert await reader.read_all() == set(full[: len(ids) // size])
 
 
 async def test_evictions_are_published(http: httpx.AsyncClient, reader: Reader) -> None:

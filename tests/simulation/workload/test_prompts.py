@@ -35,7 +35,7 @@ def shared_blocks(one: TraceRequest, other: TraceRequest) -> int:
 @given(trace_requests())
 def test_every_form_of_a_prompt_has_exactly_the_tokens_of_the_trace(request_: TraceRequest) -> None:
     writer = PromptWriter(BLOCK_TOKENS)
-    chat = render_chat([{"role": "user", "content": writer.message(request_)}])
+    chat = render_chat([{"role": "user", "content": writer.message(request_)}]).data
     assert count_tokens(chat) == request_.input_tokens
     assert count_tokens(writer.text(request_).encode()) == request_.input_tokens
     assert len(writer.token_ids(request_)) == request_.input_tokens
@@ -53,7 +53,7 @@ def test_prompts_share_exactly_the_blocks_whose_ids_are_equal(one: TraceRequest,
 @given(trace_requests(), trace_requests())
 def test_as_chats_they_share_as_much_but_for_the_form_around_them(one: TraceRequest, other: TraceRequest) -> None:
     writer = PromptWriter(BLOCK_TOKENS)
-    chats = [render_chat([{"role": "user", "content": writer.message(request)}]) for request in (one, other)]
+    chats = [render_chat([{"role": "user", "content": writer.message(request)}]).data for request in (one, other)]
     hashes = [block_hashes(chat, BLOCK_TOKENS) for chat in chats]
     same = sum(a == b for a, b in zip(*hashes, strict=False))
     # The form puts four tokens before the text and eight behind it: the last block may fall on either side.
