@@ -18,6 +18,7 @@ import pytest
 
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.tokens.encoder import LocalEncoder
+from dualmap.router.tokens.instance_client import InstanceClient
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.model_files import read_templates
 from dualmap.router.tokens.tokenizer import PoolTokenizer
@@ -54,7 +55,13 @@ async def tokenizer(
         spec = InstanceSpec("a", url, state=InstanceState.READY)
         view = ClusterView.build(epoch=1, tree_version=1, instances={"a": spec}, tree=HotnessTree())
         made = InstanceTokenizer(
-            server.model, lambda: view, clock=RealClock(), timeout_s=30, max_bytes=1 << 20, count=lambda _: None
+            server.model,
+            lambda: view,
+            InstanceClient(),
+            clock=RealClock(),
+            timeout_s=30,
+            max_bytes=1 << 20,
+            count=lambda _: None,
         )
     else:
         if not server.real or FOLDER is None or encoder is None:

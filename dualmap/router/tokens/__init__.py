@@ -16,6 +16,7 @@ from dualmap.router.prompts.prompt import PromptTokenizer
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.router.tokens.comparison import compare
+from dualmap.router.tokens.instance_client import InstanceClient
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
 from dualmap.runtime.clock import Clock
@@ -62,15 +63,15 @@ def build_tokenizer(
     if folder is None:
         return None
     key, cache_bytes = settings.upstream_api_key, min(MOST_CACHE_BYTES, memory_bytes() // CACHE_PART)
+    client = InstanceClient(authorization=f"Bearer {key.get_secret_value()}" if key is not None else None, trust=trust)
     instances = InstanceTokenizer(
         pool.model,
         view,
+        client,
         clock=clock,
         timeout_s=settings.tokenize_timeout_s,
         max_bytes=cache_bytes,
         count=lambda how: metrics.tokenized[how].inc(),
-        authorization=f"Bearer {key.get_secret_value()}" if key is not None else None,
-        trust=trust,
     )
     counters: dict[str, TokenCounter] = {INSTANCES: instances}
     comparison: Comparison | None = None

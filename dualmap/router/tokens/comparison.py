@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol
 
 from dualmap.router.prompts.inference_request import TokenSource
 from dualmap.router.prompts.prompt import sent_prompt
-from dualmap.router.tokens.instance_tokenizer import TokenizeError
+from dualmap.router.tokens.instance_client import TokenizeError
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 

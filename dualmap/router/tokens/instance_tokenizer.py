@@ -11,18 +11,17 @@ import asyncio
 import logging
 import random
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import httpx
 import orjson
 import xxhash
 
 from dualmap.router.prompts.inference_request import SentPrompt, TokenSource
 from dualmap.router.prompts.prompt import TokenizedHow
+from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
+from dualmap.router.tokens.kept import Kept
 from dualmap.runtime.clock import Clock
-from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
 from dualmap.scheduling.state.view import ClusterView
@@ -31,9 +30,6 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING: Final = 64
 """Prompts whose tokens are awaited; one more has byte blocks at once."""
-MAX_ASKING: Final = 4
-"""Requests to instances at a time, of this replica: they take its servers' time from inference."""
-QUERY_TIMEOUT_S: Final = 10.0
 RETRY_S: Final = 30.0
 """Time before the next query after an instance that has no ``/tokenize``, or did not answer."""
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -42,41 +38,27 @@ _TEMPLATE_FIELDS: Final = ("messages", "tools", "add_generation_prompt", "contin
 _RESPONSE_TEXTS: Final = ("input_text", "output_text")
 
 
-class TokenizeError(Exception):
-    """An instance does not tokenize; the message says why."""
-
-
 class InstanceTokenizer:
     """The tokenizer of one pool's instances, on one replica."""
 
     def __init__(
-        self, model: str, view: Callable[[], ClusterView], *, clock: Clock, timeout_s: float, max_bytes: int,
-        count: Callable[[TokenizedHow], None], authorization: str | None = None, trust: InstanceTrust | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
+        self, model: str, view: Callable[[], ClusterView], client: InstanceClient, *, clock: Clock, timeout_s: float,
+        max_bytes: int, count: Callable[[TokenizedHow], None],
     ) -> None:  # fmt: skip
-        """``count`` is called with the reason why a prompt has no chain; ``max_bytes`` bounds what is kept;
-        ``transport`` replaces the network in tests."""
+        """``count`` is called with the reason why a prompt has no chain; ``max_bytes`` bounds what is kept."""
         self._model = model
         self._view = view
+        self._client = client
         self._clock = clock
         self._timeout_s = timeout_s
-        self._max_bytes = max_bytes
         self._count = count
-        self._headers = {"content-type": "application/json"}
-        if authorization is not None:
-            self._headers["authorization"] = authorization
-        self._trust = trust or InstanceTrust()
-        self._transport = transport
-        self._client: httpx.AsyncClient | None = None
-        self._known: OrderedDict[int, array[int]] = OrderedDict()
-        self._known_bytes = 0
+        self._known: Kept[int, array[int]] = Kept(max_bytes)
         self._pending: dict[int, asyncio.Task[array[int] | None]] = {}
-        self._turn = asyncio.Semaphore(MAX_ASKING)
         self._not_before_s = 0.0
 
     @property
     def memory_bytes(self) -> int:
-        return self._known_bytes
+        return self._known.memory_bytes
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
         """The chain of the engine's blocks; None if it cannot be had, or not in time."""
@@ -92,17 +74,13 @@ class InstanceTokenizer:
             ids = await self._await(key, question, model)
             if ids is None:
                 return None
-        else:
-            self._known.move_to_end(key)
         return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
 
     async def close(self) -> None:
         for task in self._pending.values():
             task.cancel()
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
+        await self._client.close()
 
     async def _await(self, key: int, question: bytes, model: str) -> array[int] | None:
         """The instance's answer if it comes in time; callers with the same prompt share one query."""
@@ -127,12 +105,12 @@ class InstanceTokenizer:
 
     async def _learn(self, key: int, question: bytes, model: str) -> array[int] | None:
         try:
-            async with self._turn:
+            async with self._client.turn:
                 ids = await self._query(question, model)
         finally:
             del self._pending[key]
         if ids is not None:
-            self._keep(key, ids)
+            self._known.keep(key, ids, _ENTRY_BYTES + TOKEN_BYTES * len(ids))
         return ids
 
     async def _query(self, question: bytes, model: str) -> array[int] | None:
@@ -158,31 +136,14 @@ class InstanceTokenizer:
         return None if question is None else await self._query_at(url, question)
 
     async def _query_at(self, url: str, question: bytes) -> array[int] | None:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                headers=self._headers,
-                verify=self._trust.context,
-                trust_env=False,
-                transport=self._transport,
-                timeout=QUERY_TIMEOUT_S,
-            )
+        answer = await self._client.post(f"{url}/tokenize", question)
+        if answer is None:
+            return None
         try:
-            async with asyncio.timeout(QUERY_TIMEOUT_S):
-                answer = await self._client.post(f"{url}/tokenize", content=question)
-            if answer.status_code == 400:  # this prompt is at fault, and the request itself will be told so
-                return None
-            answer.raise_for_status()
             # The emulator gives a partial last token a length above its 32 bits.
-            return array("I", [token & 0xFFFFFFFF for token in orjson.loads(answer.content)["tokens"]])
-        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, KeyError, TypeError) as error:
+            return array("I", [token & 0xFFFFFFFF for token in orjson.loads(answer)["tokens"]])
+        except (ValueError, KeyError, TypeError) as error:
             raise TokenizeError(repr(error)) from error
-
-    def _keep(self, key: int, ids: array[int]) -> None:
-        self._known[key] = ids
-        self._known_bytes += _ENTRY_BYTES + TOKEN_BYTES * len(ids)
-        while self._known_bytes > self._max_bytes:
-            _, oldest = self._known.popitem(last=False)
-            self._known_bytes -= _ENTRY_BYTES + TOKEN_BYTES * len(oldest)
 
 
 def _question(source: TokenSource, model: str) -> bytes | None:

@@ -13,7 +13,7 @@ import tokenizers
 from dualmap.router.prompts.inference_request import TokenSource
 from dualmap.router.tokens.comparison import Compared, compare
 from dualmap.router.tokens.encoder import LocalEncoder
-from dualmap.router.tokens.instance_tokenizer import TokenizeError
+from dualmap.router.tokens.instance_client import TokenizeError
 from dualmap.router.tokens.model_files import read_templates, templates_of
 from dualmap.router.tokens.tokenizer import PoolTokenizer
 from tests.router import tools

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.tokens.instance_client import InstanceClient
 from dualmap.router.tokens.instance_tokenizer import MAX_WAITING, RETRY_S, InstanceTokenizer
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
@@ -60,7 +61,13 @@ def results() -> list[str]:
 async def tokenizer(instance: Instance, results: list[str], clock: Any) -> Any:
     view = view_of(tools.spec("a"))
     made = InstanceTokenizer(
-        "m", lambda: view, clock=clock, timeout_s=0.05, max_bytes=2000, count=results.append, transport=instance
+        "m",
+        lambda: view,
+        InstanceClient(transport=instance),
+        clock=clock,
+        timeout_s=0.05,
+        max_bytes=2000,
+        count=results.append,
     )
     yield made
     await made.close()
@@ -165,7 +172,13 @@ async def test_an_emulated_instance_counts_as_it_reports(clock: Any) -> None:
         assert isinstance(server, EmulatedInstance)
         view = view_of(tools.spec("a", url=server.url))
         tokenizer = InstanceTokenizer(
-            "qwen2.5-7b", lambda: view, clock=clock, timeout_s=10, max_bytes=1 << 20, count=lambda _: None
+            "qwen2.5-7b",
+            lambda: view,
+            InstanceClient(),
+            clock=clock,
+            timeout_s=10,
+            max_bytes=1 << 20,
+            count=lambda _: None,
         )
         body = {"model": "qwen2.5-7b", **chat("How many tokens are there?", "Many.")}
         found = await chain_of(tokenizer, CHAT, body)
