@@ -66,7 +66,8 @@ from dualmap.router.settings import RouterSettings
 from dualmap.runtime.clock import RealClock
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
-from dualmap.scheduling.request.machine import Failed
+from dualmap.scheduling.request.charge import Counted
+from dualmap.scheduling.request.machine import Failed, RequestSpec
 from dualmap.scheduling.request.outcome import InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
@@ -325,26 +326,34 @@ async def paced_streams(router: Router, count: int, pace_ms: int, chunks: int, m
 
 
 # the router process ----------------------------------------------------------------------------------------------
+class BlindMachine:
+    """The life of a request that is on its only instance from the start."""
+
+    expected_ttft_s: float | None = None
+    to_send = Leg.WHOLE
+    tries = 1
+    is_decoded = is_evictable = False
+
+    def __init__(self, request: InferenceRequest, target: InstanceSpec) -> None:
+        self.request_id = request.request_id
+        self.spec = RequestSpec(prompt_hash=0, chain=None, slo_s=1.0, model=request.model)
+        self.instance_id = self.answering_id = target.instance_id
+        self._target = target
+
+    def instance_for(self, leg: Leg) -> InstanceSpec:
+        return self._target
+
+
 class BlindRequest:
     """A request placed without looking: the least a life cycle can cost."""
 
-    def __init__(self, request: InferenceRequest, url: str, loss_notifier: InstanceLossNotifier) -> None:
-        self.request_id, self.model = request.request_id, request.model
-        self.target, self.to_send = InstanceSpec("instance-0", url), Leg.WHOLE
-        self.expected_cached_tokens, self.tries = 0, 1
-        self.expected_ttft_s: float | None = None
-        self.is_decoded, self.connector = False, ""
-        self.is_evictable = False
+    expected_cached_tokens = 0
+    abort_requested = False
+
+    def __init__(self, request: InferenceRequest, target: InstanceSpec, pool: BlindPool) -> None:
+        self.request_id, self.pool = request.request_id, pool
+        self.machine = BlindMachine(request, target)
         self.on_evict: Callable[[str], None] | None = None
-        self.loss_notifier = loss_notifier
-
-    @property
-    def instance_id(self) -> str:
-        return self.target.instance_id
-
-    @property
-    def answering_id(self) -> str:
-        return self.target.instance_id
 
     def limit_fields(self) -> list[tuple[bytes, bytes]]:
         return []
@@ -360,16 +369,21 @@ class BlindRequest:
 
     def broke_off(self, failure: InstanceFailure) -> None: ...
 
-    def finish(self, outcome: Outcome, usage: Usage | None = None) -> None: ...
+    def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None: ...
+
+
+class BlindPool:
+    def __init__(self) -> None:
+        self.loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 0.0, 0.0), RealClock())
+        self.settings = PoolSettings()
 
 
 class BlindIntake:
     def __init__(self, url: str) -> None:
-        self._url = url
-        self._loss_notifier = InstanceLossNotifier(RetryBudget(0.0, 0.0, 0.0), RealClock())
+        self._target, self._pool = InstanceSpec("instance-0", url), BlindPool()
 
     async def place(self, request: InferenceRequest) -> BlindRequest:
-        return BlindRequest(request, self._url, self._loss_notifier)
+        return BlindRequest(request, self._target, self._pool)
 
 
 class AskingIntake(BlindIntake):

@@ -48,7 +48,7 @@ class RouterError(Exception):
         self.limit_fields: Sequence[tuple[bytes, bytes]] = ()
         """Header fields that tell what is left of the limits of the client's tenant, where that is known."""
         self.request_id: str | None = None
-        """The refused request's, where the fleet has given it one; see ``PlacedRequest.request_id``."""
+        """The refused request's, where the fleet has given it one; see ``LiveRequest.request_id``."""
 
 
 class InvalidRequestError(RouterError):

@@ -241,7 +241,7 @@ async def _of_the_caller(body: bytes, caller: Caller | None, runtime: Runtime) -
     owners: dict[str, set[str]] = {request_id: set() for request_id in ids}
     for live in map(runtime.context.live.get, ids):
         if live is not None:
-            owners[live.request_id].add("" if live.caller is None else live.caller.tenant.name)
+            owners[live.request_id].add(live.inference_request.tenant)
     for pool in runtime.pools.pools.values():
         for request_id, record in (await pool.store.records(ids)).items():
             owners[request_id].add(record.tenant)

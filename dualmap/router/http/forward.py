@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import orjson
 
@@ -58,13 +58,12 @@ from dualmap.router.http.sending import Abandoned, Sender, Sending
 from dualmap.router.http.several_answers import SeveralAnswers
 from dualmap.router.http.split_forward import SplitLegs
 from dualmap.router.http.usage_requests import AS_SENT
-from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS, RESPONSES_PATH, InferenceRequest, response_id
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.router.telemetry import trace_context
-from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
-from dualmap.scheduling.request.machine import Failed
+from dualmap.scheduling.request.charge import NOTHING_COUNTED
+from dualmap.scheduling.request.machine import Failed, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
@@ -84,8 +83,8 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
     """Answer an inference request, by an instance's answer or by an error. Raises only ``CancelledError``."""
     sent_id = request.get(b"x-request-id")
     request_id = mint_request_id() if sent_id is None else read_request_id(sent_id.decode("latin-1"))
-    placed: PlacedRequest | None = None
-    forwarding: _Forwarding | None = None
+    placed: LiveRequest | None = None
+    forwarding: Forwarding | None = None
     try:
         trusts, caller = plane.settings.trust_transfers, request.caller
         inference_request = read_at_once(request, request_id, trusts)
@@ -99,7 +98,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
         if plane.traces is not None:
             inference_request.trace = plane.traces.begin(request.get(trace_context.FIELD))
         placed = await plane.intake.place(inference_request)
-        forwarding = _Forwarding(request, inference_request, placed, downstream, plane)
+        forwarding = Forwarding(request, inference_request, placed, downstream, plane)
         await forwarding.run()
     except Exception as error:
         refusal = from_exception(error)
@@ -111,68 +110,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
         part.refuse(refusal, [(b"x-request-id", request_id.encode())])
 
 
-class PlacedRequest(Protocol):
-    """Members of a live request that forwarding reads and calls: see ``LiveRequest``, which has two legs as well."""
-
-    request_id: str
-
-    @property
-    def model(self) -> str: ...
-
-    @property
-    def target(self) -> InstanceSpec: ...
-
-    @property
-    def to_send(self) -> Leg: ...
-
-    @property
-    def instance_id(self) -> str: ...
-
-    @property
-    def answering_id(self) -> str: ...
-
-    @property
-    def tries(self) -> int: ...
-
-    @property
-    def is_decoded(self) -> bool: ...
-
-    @property
-    def connector(self) -> str: ...
-
-    @property
-    def expected_cached_tokens(self) -> int: ...
-
-    @property
-    def expected_ttft_s(self) -> float | None: ...
-
-    @property
-    def loss_notifier(self) -> InstanceLossNotifier: ...
-
-    @property
-    def is_evictable(self) -> bool: ...
-
-    on_evict: Callable[[str], None] | None
-
-    abort_requested: bool
-
-    def limit_fields(self) -> Sequence[Header]:
-        """The fields that say the client's limits."""
-
-    def sent(self) -> None: ...
-
-    def first_token(self) -> None: ...
-
-    async def prefill_ended(self) -> None: ...
-
-    async def failed(self, event: Failed) -> None: ...
-
-    def broke_off(self, failure: InstanceFailure) -> None: ...
-
-    def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None: ...
-
-
-def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedRequest, *more: bytes) -> list[BodyPart]:
+def body_for(inference_request: InferenceRequest, body: bytes, machine: RequestMachine, *more: bytes) -> list[BodyPart]:
     """The client's own bytes, with those that its instance needs: another name of the model, the fleet's values of
     fields, an id of the response by which it is found again, and ``more`` fields as JSON.
 
@@ -180,13 +118,13 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
     for JSON objects alone: of a body that was not read nothing is edited but a name of the model that was found.
     """
     edits: list[Edit] = []
-    model = inference_request.model
-    if model and placed.model != model:
+    model, at_instance = inference_request.model, machine.spec.model
+    if model and at_instance != model:
         if inference_request.form:
             assert inference_request.model_span is not None
-            edits.append((inference_request.model_span, placed.model.encode()))
+            edits.append((inference_request.model_span, at_instance.encode()))
         else:
-            edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(placed.model)))
+            edits.append((inference_request.model_span or json_model_span(body), orjson.dumps(at_instance)))
     if inference_request.form:
         edits += form_edits(inference_request)
         return edited(body, sorted(edits))
@@ -194,24 +132,25 @@ def body_for(inference_request: InferenceRequest, body: bytes, placed: PlacedReq
         return edited(body, edits)
     fields = [*added_fields(inference_request), *more]
     if inference_request.leaves_id_open:
-        fields.append(id_field(response_id(placed.request_id, placed.instance_id, inference_request.tenant)))
+        fields.append(id_field(response_id(machine.request_id, machine.instance_id, inference_request.tenant)))
     if fields:
         edits.append(field_edit(body, *fields))
     return edited(body, edits)
 
 
-def fleet_fields(placed: PlacedRequest) -> list[Header]:
+def fleet_fields(placed: LiveRequest) -> list[Header]:
     """The fields of an answer about the fleet."""
-    answering_id = placed.answering_id
+    machine = placed.machine
+    answering_id = machine.answering_id
     fields: list[Header] = [
         (b"x-request-id", placed.request_id.encode()),
         (b"x-dualmap-instance", answering_id.encode()),
         (b"x-dualmap-cached-tokens", b"%d" % placed.expected_cached_tokens),
-        (b"x-dualmap-attempts", b"%d" % placed.tries),
+        (b"x-dualmap-attempts", b"%d" % machine.tries),
     ]
-    if answering_id != (instance_id := placed.instance_id):
+    if answering_id != (instance_id := machine.instance_id):
         fields.append((b"x-dualmap-prefill-instance", instance_id.encode()))
-    expected_s = placed.expected_ttft_s
+    expected_s = machine.expected_ttft_s
     if expected_s is not None:
         fields.append((b"x-dualmap-expected-ttft-ms", b"%.1f" % (1000.0 * expected_s)))
     fields += placed.limit_fields()
@@ -222,7 +161,7 @@ def _not_elsewhere(failure: InstanceFailure, why: CannotContinueError) -> str:
     return f"the stream broke off: {failure.detail}; it does not go on elsewhere: {why}"
 
 
-class _Forwarding:
+class Forwarding:
     """One placed request and its tries. In every case the request is finished once and no connection stays open."""
 
     _split: SplitLegs | None = None
@@ -241,13 +180,14 @@ class _Forwarding:
         self,
         request: ClientRequest,
         inference_request: InferenceRequest,
-        placed: PlacedRequest,
+        placed: LiveRequest,
         downstream: Downstream,
         plane: DataPlane,
     ) -> None:
         self.request = request
         self._inference_request = inference_request
         self._placed = placed
+        self._machine = placed.machine
         self._client = downstream
         self.part: Part = FirstPart(downstream)
         """The part of the client's answer that comes from the instance which has the request now."""
@@ -262,10 +202,10 @@ class _Forwarding:
             self._asks_ids = self._hides_ids = how == "tokens" and inference_request.leaves_ids_open
             if inference_request.answers > 1:
                 self._so_far = AnswerSoFar(inference_request.answers, inference_request.prompts)
-            if placed.is_evictable:
+            if placed.machine.is_evictable:
                 placed.on_evict = self._evict
         self.sender = Sender(
-            request, inference_request, placed.request_id, plane, placed.loss_notifier, self._deadline_s
+            request, inference_request, placed.request_id, plane, placed.pool.loss_notifier, self._deadline_s
         )
 
     async def run(self) -> None:
@@ -415,10 +355,10 @@ class _Forwarding:
 
     async def measure_rest(self, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest) -> Measured:
         """See ``continued_chat.measure_rest``. The instance is the one that the request is placed on."""
-        return await measure_rest(self._ask, self._placed.model, path, asked, so_far, rest)
+        return await measure_rest(self._ask, self._machine.spec.model, path, asked, so_far, rest)
 
     async def _ask(self, path: str, body: bytes) -> bytes | None:
-        return await self.sender.ask(self._placed.target, path, body, MEASURED_WITHIN_S)
+        return await self.sender.ask(self._machine.instance_for(_WHOLE), path, body, MEASURED_WITHIN_S)
 
     def _ask_for(self, rest: Rest, asked: Mapping[str, Any], so_far: AnswerSoFar) -> None:
         """Make the request that is sent the one for the rest of the answer."""
@@ -445,7 +385,7 @@ class _Forwarding:
         self._so_far = so_far
         self.part = part = LaterPart(self._client, answer)
         if self.plane.settings.tell_continuations:
-            part.comment(comment_on(self._placed.answering_id, so_far.tokens, (rest,)))
+            part.comment(comment_on(self._machine.answering_id, so_far.tokens, (rest,)))
 
     def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> AnswerResult:
         """End a stream of which nothing else is missing."""
@@ -460,7 +400,7 @@ class _Forwarding:
         """The result that the client saw; tries go on as long as nothing was sent and the request has another."""
         refusals: Refusals | None = None
         while True:
-            if self._placed.to_send is _WHOLE:
+            if self._machine.to_send is _WHOLE:
                 result, leg = await self.sender.send(self._to_placed()), None
             else:
                 result, leg = await self._try_legs()
@@ -493,17 +433,16 @@ class _Forwarding:
         """The whole request, to the instance that it was placed on."""
         placed = self._placed
         use = Use.DECODED if self._is_decoded else Use.CLIENT
-        return self.to_client(placed.target, (), placed.first_token, use, placed.sent)
+        return self.to_client(self._machine.instance_for(_WHOLE), (), placed.first_token, use, placed.sent)
 
     async def _try_legs(self) -> tuple[AnswerResult, Leg | None]:
         """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""
-        placed = self._placed
-        while placed.to_send is not _WHOLE:
-            assert isinstance(placed, LiveRequest)  # another one has no legs
-            if placed.decodes_first:
+        placed, machine = self._placed, self._machine
+        while machine.to_send is not _WHOLE:
+            if machine.rules.decode_first:
                 legs = LayerwiseLegs(placed, self)
                 return self._refused_by_prefill(await legs.run(), legs.failed_leg), legs.failed_leg
-            if placed.to_send is Leg.DECODE and self._split is not None:
+            if machine.to_send is Leg.DECODE and self._split is not None:
                 return await self._split.decode(), None
             self._split = SplitLegs(placed, self)
             result = await self._split.prefill()
@@ -566,7 +505,7 @@ class _Forwarding:
     def other_fields(self) -> bytes:
         """The fields whose values at the instances are others than the client's, as JSON with a comma behind each: the
         name of the model, the salt of the tenant, the priority of the class."""
-        model, request = self._placed.model, self._inference_request
+        model, request = self._machine.spec.model, self._inference_request
         fields = added_fields(request)
         if request.model and model != request.model:
             fields.append(b'"model":%b' % orjson.dumps(model))
@@ -576,13 +515,12 @@ class _Forwarding:
     def _is_decoded(self) -> bool:
         """Whether its answer is a decoder's, which may fail it late or give it back, and say so."""
         # On no other path is a stop_reason passed on.
-        return self._inference_request.path in COMPLETIONS_PATHS and self._placed.is_decoded
+        return self._inference_request.path in COMPLETIONS_PATHS and self._machine.is_decoded
 
     @property
     def _may_be_given_back(self) -> bool:
         """Whether its decoder may give it back in the middle: those of vLLM-Ascend's connectors do that."""
-        placed = self._placed
-        return self.streams and self._is_decoded and placed.connector != "nixl"
+        return self.streams and self._is_decoded and self._placed.pool.settings.connector != "nixl"
 
     def _evict(self, why: str) -> None:
         """Leave the instance for a request of a higher class."""
@@ -639,12 +577,12 @@ class _Forwarding:
     def body(self, *more: bytes, requests_usage: bool = False) -> list[BodyPart]:
         """The client's own bytes, unless it uses another name of the model than the instance, the fleet sets fields
         of it, or the router asks for usage, for ids of tokens or for the response's id."""
-        body, placed = self.request.body, self._placed
+        body = self.request.body
         if self._asks_ids:
             more = (IDS_FIELD, *more)
         if requests_usage:
             more = (*more, USAGE_FIELD)
-        return body_for(self._inference_request, body, placed, *more)
+        return body_for(self._inference_request, body, self._machine, *more)
 
     # what goes to the client ---------------------------------------------------------------------------------
     def _begin_answer(self) -> None:
@@ -660,7 +598,7 @@ class _Forwarding:
 
     def body_of(self, body: bytes) -> list[BodyPart]:
         """Another body than the client's, for the instance that the request is placed on."""
-        return body_for(self._inference_request, body, self._placed)
+        return body_for(self._inference_request, body, self._machine)
 
     def fleet_fields(self) -> list[Header]:
         return [*fleet_fields(self._placed), *self._client.page_fields]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -20,9 +20,11 @@ from dualmap.router.answers.result import AnswerResult
 from dualmap.router.http.connectors import layerwise_decode_params
 from dualmap.router.http.leg_bodies import params_field, prefill_body
 from dualmap.router.http.sending import Sending
-from dualmap.router.http.split_forward import Forwarding
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.state.legs import Leg
+
+if TYPE_CHECKING:
+    from dualmap.router.http.forward import Forwarding
 
 
 class LayerwiseLegs:
@@ -39,7 +41,7 @@ class LayerwiseLegs:
     async def run(self) -> AnswerResult:
         """The result of the decode leg, or that of a prefill leg that ended before it."""
         live = self._live
-        call = live.metaserver.expect()
+        call = live.context.metaserver.expect()
         answering = asyncio.ensure_future(self._answer(call.url))
         try:
             limit_s = live.pool.settings.transfer_timeout_s
@@ -50,7 +52,7 @@ class LayerwiseLegs:
                 return AnswerResult(failure=never_asked(limit_s))
             return await self._prefill(call.params.result(), answering)
         finally:
-            live.metaserver.forget(call)
+            live.context.metaserver.forget(call)
             await _end(answering)
 
     async def _prefill(self, params: dict[str, Any], answering: asyncio.Future[AnswerResult]) -> AnswerResult:
@@ -59,7 +61,7 @@ class LayerwiseLegs:
         params_json = orjson.dumps(params)
         body = prefill_body(forwarding.request.path, self._body, params_json, forwarding.other_fields)
         answer = AnswerSpec(forwarding.request.path, Use.PREFILL)
-        sending = Sending(live.target, lambda: body, answer, on_sent=live.sent)
+        sending = Sending(live.machine.instance_for(Leg.PREFILL), lambda: body, answer, on_sent=live.sent)
         prefilling = asyncio.ensure_future(forwarding.sender.send(sending))
         try:
             await asyncio.wait((prefilling, answering), return_when=asyncio.FIRST_COMPLETED)
@@ -77,7 +79,7 @@ class LayerwiseLegs:
 
     async def _transferred(self, answering: asyncio.Future[AnswerResult]) -> AnswerResult:
         """The prefill leg has ended, so the last of the KV is being sent."""
-        limit_s = self._live.kv_within_s
+        limit_s = self._live.machine.kv_within_s
         await asyncio.wait((answering,), timeout=limit_s)
         if limit_s is None or answering.done() or self._forwarding.part.has_begun:
             return await answering
@@ -86,7 +88,8 @@ class LayerwiseLegs:
     async def _answer(self, metaserver_url: str) -> AnswerResult:
         forwarding = self._forwarding
         place = params_field(layerwise_decode_params(metaserver_url))
-        sending = forwarding.to_client(self._live.decode_target, (place,), self._live.first_token, Use.DECODED)
+        target = self._live.machine.instance_for(Leg.DECODE)
+        sending = forwarding.to_client(target, (place,), self._live.first_token, Use.DECODED)
         return await forwarding.sender.send(sending)
 
 

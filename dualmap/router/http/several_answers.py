@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dualmap.router.answers.continued_answer import ContinuedAnswer, comment_on, ending_choice, ending_events
 from dualmap.router.answers.kept_stream import KeptStream
@@ -32,60 +32,22 @@ from dualmap.router.answers.sse import Ending
 from dualmap.router.answers.whole_usage import usage_of
 from dualmap.router.errors import UpstreamError
 from dualmap.router.http.answer_driver import Receiver
-from dualmap.router.http.heads import Header
-from dualmap.router.http.model_field import BodyPart
-from dualmap.router.http.parts import LaterPart, Part, SharedPart, SharedStream
-from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.parts import LaterPart, SharedPart, SharedStream
 from dualmap.router.http.reading import read_so_far
-from dualmap.router.http.sending import Sender, Sending
+from dualmap.router.http.sending import Sending
+from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.request.charge import NOTHING_COUNTED
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import InstanceFailure, Usage
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.legs import Leg
+
+if TYPE_CHECKING:
+    from dualmap.router.http.forward import Forwarding
 
 T = TypeVar("T")
 
 _AS_KNOWN: Final = Measured(context_tokens=1)
 """For whether there is a rest: its limit is not exact."""
-
-
-class Forwarding(Protocol):
-    """Members of the forwarding that its answers need."""
-
-    part: Part
-    plane: DataPlane
-    sender: Sender
-
-    def body_of(self, body: bytes) -> list[BodyPart]:
-        """Another body than the client's, for the instance that the request is placed on."""
-
-    def fleet_fields(self) -> list[Header]: ...
-
-    def measure_rest(
-        self, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest
-    ) -> Coroutine[Any, Any, Measured]: ...
-
-    async def could_leave(
-        self, path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]
-    ) -> bool: ...
-
-
-class Placed(Protocol):
-    """Members of the placed request that its answers need."""
-
-    @property
-    def target(self) -> InstanceSpec: ...
-
-    @property
-    def answering_id(self) -> str: ...
-
-    def sent(self) -> None: ...
-
-    def first_token(self) -> None: ...
-
-    async def failed(self, event: Failed) -> None: ...
-
-    def broke_off(self, failure: InstanceFailure) -> None: ...
 
 
 class _BrokenOffError(Exception):
@@ -103,7 +65,7 @@ class SeveralAnswers:
     def __init__(
         self,
         forwarding: Forwarding,
-        placed: Placed,
+        placed: LiveRequest,
         path: str,
         asked: Mapping[str, Any],
         so_far: AnswerSoFar,
@@ -143,7 +105,7 @@ class SeveralAnswers:
             await self._placed.failed(Failed(failure, sent_tokens=tokens, overdue=overdue))
             rests = await self._rests(missing)
             if self._forwarding.plane.settings.tell_continuations:
-                client.comment(comment_on(self._placed.answering_id, tokens, rests.values()))
+                client.comment(comment_on(self._placed.machine.answering_id, tokens, rests.values()))
             try:
                 results = await self._send(rests)
             except _BrokenOffError as broken:
@@ -247,7 +209,7 @@ class SeveralAnswers:
         part = SharedPart(shared, answer)
         spec = AnswerSpec(rest.path, stops_at_mark=self._stops_at_mark, keep=partial(self._keep, index, rest))
         sending = Sending(
-            self._placed.target,
+            self._placed.machine.instance_for(Leg.WHOLE),
             partial(forwarding.body_of, rest.body),
             spec,
             Receiver(part, forwarding.fleet_fields, first_token=first_token, may_leave=self._may_leave),

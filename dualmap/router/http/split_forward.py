@@ -10,59 +10,30 @@ However the request ends, staged KV is taken over by a decoder (``router.http.tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from dualmap.router.answers.head import ErrorAnswer
 from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.answers.result import AnswerResult
-from dualmap.router.http.answer_driver import AnswerDriver, nothing
+from dualmap.router.http.answer_driver import AnswerDriver
 from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
 from dualmap.router.http.model_field import BodyPart
-from dualmap.router.http.parts import Part
-from dualmap.router.http.plane import DataPlane
-from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.sending import Abandoned, Sender, Sending
+from dualmap.router.http.sending import Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.request.machine import DecodeLeg
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
-from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
+
+if TYPE_CHECKING:
+    from dualmap.router.http.forward import Forwarding
 
 FREEING_TRIES = 2
 _PREFILL_PARAMS = orjson.dumps(PREFILL_PARAMS)
-
-
-class Forwarding(Protocol):
-    """Members of the forwarding that the legs of a split request need."""
-
-    request: ClientRequest
-    part: Part
-    plane: DataPlane
-    sender: Sender
-
-    @property
-    def other_fields(self) -> bytes: ...
-
-    def body(self, *more: bytes, requests_usage: bool = False) -> list[BodyPart]: ...
-
-    def to_client(
-        self,
-        target: InstanceSpec,
-        more: Sequence[bytes],
-        on_first_token: Callable[[], None],
-        use: Use,
-        on_sent: Callable[[], None] = nothing,
-        abandoned: Abandoned = AnswerDriver.abort,
-        kv_within_s: float | None = None,
-    ) -> Sending: ...
-
-    def pass_on(self, answer: ErrorAnswer) -> None: ...
 
 
 class SplitLegs:
@@ -89,7 +60,7 @@ class SplitLegs:
         """Send the prefill leg. Without a failure, its answer is in the result."""
         result = await self._forwarding.sender.send(
             Sending(
-                self._live.target,
+                self._live.machine.instance_for(Leg.PREFILL),
                 self._prefill_body,
                 AnswerSpec(self._forwarding.request.path, Use.PREFILL),
                 on_sent=self._live.sent,
@@ -114,13 +85,13 @@ class SplitLegs:
         """Send the decode leg, whose answer goes to the client."""
         forwarding, self._decode = self._forwarding, self._live.machine.decode
         sending = forwarding.to_client(
-            self._live.decode_target,
+            self._live.machine.instance_for(Leg.DECODE),
             self._takes_over if self._staged_body is not None else (),
             self._first_token,
             Use.DECODED,
             on_sent=self._live.sent,
             abandoned=self._abandoned,
-            kv_within_s=self._live.kv_within_s,
+            kv_within_s=self._live.machine.kv_within_s,
         )
         result = await forwarding.sender.send(sending)
         if result.failure is None and result.status < 400:

@@ -414,16 +414,16 @@ class PickedRequest:
         Raises:
             RouterError: no instance with an address took the request.
         """
-        plane, of = self._picker.plane, self._picker.addresses.of
+        plane, of, machine = self._picker.plane, self._picker.addresses.of, live.machine
         fields: list[Header] = []
         while not self._choices:
-            split = live.to_send is Leg.PREFILL
-            target, second = live.decode_target if split else live.target, None
+            split = machine.to_send is Leg.PREFILL
+            target, second = machine.instance_for(Leg.DECODE if split else Leg.WHOLE), None
             if not split and self._picker.choices > 1:
-                second = live.second_choice
+                second = machine.second_choice()
             try:
                 if split:
-                    fields.append((messages.PREFILLER.encode(), (await of(live.target)).encode()))
+                    fields.append((messages.PREFILLER.encode(), (await of(machine.instance_for(Leg.PREFILL))).encode()))
                 self._choices[literal(target.url) or await of(target)] = target
             except UnknownAddressError as error:
                 fields = []
@@ -458,7 +458,7 @@ class PickedRequest:
         read: InferenceRequest,
     ) -> Iterator[bytes]:
         """The choice, and the body where Envoy waits for it, or the instance needs another one."""
-        parts = body_for(read, request.body, live)
+        parts = body_for(read, request.body, live.machine)
         if self._answered == "request_body" and len(parts) > 1:
             body = b"".join(parts)
             length = (b"content-length", b"%d" % len(body))
@@ -606,9 +606,9 @@ class _Answer:
         """Take in the head of the answer; returns the fields that it gets."""
         live, head = self._live, messages.answer_head(message.response_headers)
         served, details = messages.served_by(message)
-        if served and live.to_send is Leg.WHOLE:
+        if served and live.machine.to_send is Leg.WHOLE:
             target = self._choices.get(served)
-            if target is None or target.instance_id != live.answering_id:
+            if target is None or target.instance_id != live.machine.answering_id:
                 await self._book(served, target)
         if messages.is_overflow(message, details):
             self._picker.overflowed(details)
@@ -631,7 +631,7 @@ class _Answer:
         among the choices."""
         live = self._live
         target = target or await self._member_at(served)
-        if target is None or target.instance_id == live.answering_id:
+        if target is None or target.instance_id == live.machine.answering_id:
             return
         try:
             await live.moved(MOVED, target)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
+from dualmap.scheduling.request.eviction import EvictionRule, Shortage
+from dualmap.scheduling.request.machine import RequestMachine
 
 
 class EvictableAnswer(Protocol):
     """One answer, or a request that was sent for it."""
 
-    def under_way(self) -> AnswerUnderWay | None:
-        """See ``RequestMachine.under_way``."""
+    machine: RequestMachine
 
     def leave(self, why: str) -> None:
         """Have it leave its instance, if another one could go on with it. Never waits."""
@@ -42,7 +42,7 @@ class EvictableAnswers:
         """Have answers leave the instance for a request of this class; returns how many were to."""
         by_id = {}
         for answer in self._answers.get(instance_id, ()):
-            if (under_way := answer.under_way()) is not None:
+            if (under_way := answer.machine.under_way()) is not None:
                 by_id[under_way.request_id] = answer, under_way
         leaving = rule.evicted(class_rank, shortage, [under_way for _, under_way in by_id.values()])
         for request_id in leaving:

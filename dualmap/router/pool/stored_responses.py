@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
 
 from dualmap.router.prompts.inference_request import InferenceRequest, response_id
 from dualmap.scheduling.request.outcome import Usage
@@ -12,14 +11,6 @@ from dualmap.statestore.errors import StoreError
 from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
-
-
-class Answered(Protocol):
-    request_id: str
-    inference_request: InferenceRequest
-
-    @property
-    def instance_id(self) -> str: ...
 
 
 class StoredResponses:
@@ -39,13 +30,12 @@ class StoredResponses:
             log.debug("the length of a stored response cannot be read: %s", error)
             return 0
 
-    def answered(self, request: Answered, usage: Usage) -> None:
+    def answered(self, request_id: str, instance_id: str, sent: InferenceRequest, usage: Usage) -> None:
         """Keep, in the background, the length of an answer that was stored under an id that the fleet gave it."""
-        sent = request.inference_request
         if not (sent.stores and sent.leaves_id_open and usage.prompt_tokens) or self._store.degraded:
             return
         tokens = usage.prompt_tokens + (usage.output_tokens or 0)
-        keeping = self._keep(response_id(request.request_id, request.instance_id, sent.tenant), tokens)
+        keeping = self._keep(response_id(request_id, instance_id, sent.tenant), tokens)
         task = asyncio.get_running_loop().create_task(keeping)
         self._keeping.add(task)
         task.add_done_callback(self._keeping.discard)

@@ -115,7 +115,7 @@ class Replica:
 
     def _live(self, now_ms: int) -> list[StoredRequest]:
         """The live requests of this replica in this pool, as the store should know them."""
-        ours = (live for live in self._context.live if live.pool_name == self._settings.name)
+        ours = (live for live in self._context.live if live.pool is self._pool)
         return [record for live in ours for record in live.records(now_ms)]
 
     async def _put_missing_members(self) -> None:

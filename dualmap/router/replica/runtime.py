@@ -208,8 +208,9 @@ class Runtime:
         if self.context.settings.revoked_requests == "finish":
             return
         for live in self.context.live:
-            if live.caller is not None and not self.tenants.is_known(live.caller):
-                tenant, key = live.caller.tenant.name, live.caller.key
+            caller = live.inference_request.caller
+            if caller is not None and not self.tenants.is_known(caller):
+                tenant, key = caller.tenant.name, caller.key
                 log.warning(
                     "request %s ends: key %s of tenant %s gives no access any more", live.request_id, key, tenant
                 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from dualmap.router.errors import ReplicaFullError, RouterError
+from dualmap.router.errors import ReplicaFullError
 from dualmap.router.requests.deadlines import Deadlines
 from dualmap.router.requests.explain import DecisionLog, Explanation
 from dualmap.router.requests.metaserver import Metaserver
@@ -18,36 +18,9 @@ from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.tenants.limit_hits import LimitHits
 from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
-from dualmap.scheduling.request.outcome import Outcome
-from dualmap.scheduling.state.request import StoredRequest
-from dualmap.scheduling.tenants.tenant import Caller
 
-
-class Live(Protocol):
-    """A request that this replica must answer."""
-
-    request_id: str
-    abort_requested: bool
-
-    @property
-    def pool_name(self) -> str: ...
-
-    def records(self, now_ms: int) -> Sequence[StoredRequest]:
-        """The request as the store should know it, at ``now_ms`` of the store's clock; one for each leg, none if it
-        needs not."""
-
-    def explain(self) -> Explanation | None:
-        """The explanation so far; None if the request was passed on without a decision."""
-
-    @property
-    def caller(self) -> Caller | None:
-        """The tenant that sent it; None: no tenant."""
-
-    def cut_off(self, error: RouterError) -> None:
-        """End it with an error, if its client can be told; it is finished then."""
-
-    def finish(self, outcome: Outcome) -> None:
-        """The request is over: release everything."""
+if TYPE_CHECKING:
+    from dualmap.router.requests.live_request import LiveRequest
 
 
 class LiveRequests:
@@ -61,7 +34,7 @@ class LiveRequests:
         self._limit = limit
         self.accepted = 0
         """Requests that were ever admitted."""
-        self._by_id: dict[str, Live] = {}
+        self._by_id: dict[str, LiveRequest] = {}
         self._releasing: set[str] = set()
 
     def __len__(self) -> int:
@@ -70,17 +43,17 @@ class LiveRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._by_id
 
-    def __iter__(self) -> Iterator[Live]:
+    def __iter__(self) -> Iterator[LiveRequest]:
         return iter(tuple(self._by_id.values()))
 
-    def get(self, request_id: str) -> Live | None:
+    def get(self, request_id: str) -> LiveRequest | None:
         return self._by_id.get(request_id)
 
     def is_free(self, request_id: str) -> bool:
         """Whether a new request may take the id."""
         return request_id not in self._by_id and request_id not in self._releasing
 
-    def admit(self, live: Live) -> None:
+    def admit(self, live: LiveRequest) -> None:
         """Enter a request whose id is not live here.
 
         Raises:
@@ -95,12 +68,12 @@ class LiveRequests:
         self._by_id[live.request_id] = live
         self.accepted += 1
 
-    def rename(self, live: Live, request_id: str) -> None:
+    def rename(self, live: LiveRequest, request_id: str) -> None:
         self.leave(live)
         live.request_id = request_id
         self._by_id[request_id] = live
 
-    def leave(self, live: Live) -> None:
+    def leave(self, live: LiveRequest) -> None:
         if self._by_id.get(live.request_id) is live:
             del self._by_id[live.request_id]
 

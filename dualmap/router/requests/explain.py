@@ -6,12 +6,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, field, fields
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
@@ -24,6 +22,9 @@ from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import Standing
 from dualmap.scheduling.values import value
 from dualmap.statestore.records import ReportedLoads
+
+if TYPE_CHECKING:
+    from dualmap.router.requests.live_request import LiveRequest
 
 REASONS: Mapping[Reason, str] = {
     Reason.ONLY_ONE: "it is the only candidate",
@@ -297,15 +298,7 @@ def _share_told(explained: Explanation, standing: Standing) -> str:
             return had_sent
 
 
-class Explained(Protocol):
-    """A request as far as it explains itself, see ``LiveRequest``."""
-
-    machine: RequestMachine
-    inference_request: InferenceRequest
-    pool: ServedPool
-
-
-def explanation(live: Explained, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
+def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
     """Describe what has happened to a request so far."""
     machine, request, pool = live.machine, live.inference_request, live.pool
     spec, received_unix_s = machine.spec, now_unix_s - now_s + machine.started_s

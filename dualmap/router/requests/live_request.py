@@ -12,14 +12,12 @@ from typing import Any, Final
 
 from dualmap.router.errors import RouterError, from_exception
 from dualmap.router.pool.grant_waiters import GrantWaiter, ReservationLostError, TurnedAwayError
-from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import ReadPrompt
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.deadlines import Deadline
 from dualmap.router.requests.explain import Explanation, explanation
-from dualmap.router.requests.metaserver import Metaserver
 from dualmap.router.requests.refusals import outcome_of, refusal
 from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
 from dualmap.router.telemetry.recording import TrafficRecorder
@@ -28,7 +26,6 @@ from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
-from dualmap.scheduling.request.eviction import AnswerUnderWay
 from dualmap.scheduling.request.machine import (
     TO_BE_SENT,
     Arrived,
@@ -80,7 +77,6 @@ from dualmap.scheduling.state.instance import InstanceSpec, Running
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
-from dualmap.scheduling.tenants.tenant import Caller
 
 _WHOLE: Final = Leg.WHOLE
 _PLACE_HELD: Final = PlaceStatus.HELD
@@ -132,72 +128,10 @@ class LiveRequest:
         self.inference_request = inference_request
         self.pool = pool
         self.prompt = prompt
-        self._context = context
+        self.context = context
         self._now_s = context.clock.monotonic_s
 
-    # what the data plane reads -----------------------------------------------------------------------------------
-    @property
-    def model(self) -> str:
-        """The model name to send to the instance (an alias resolved)."""
-        return self.machine.spec.model
-
-    @property
-    def target(self) -> InstanceSpec:
-        """The instance for the whole request, or for its prefill leg."""
-        target = self.machine.target
-        assert target is not None
-        return target
-
-    @property
-    def decode_target(self) -> InstanceSpec:
-        """The instance for its decode leg."""
-        decode = self.machine.decode
-        assert decode is not None
-        assert decode.target is not None
-        return decode.target
-
-    @property
-    def second_choice(self) -> InstanceSpec | None:
-        """See ``RequestMachine.second_choice``."""
-        return self.machine.second_choice()
-
-    @property
-    def to_send(self) -> Leg:
-        """The leg that is to be sent now, or the whole request."""
-        return self.machine.to_send
-
-    @property
-    def instance_id(self) -> str:
-        return self.machine.instance_id
-
-    @property
-    def answering_id(self) -> str:
-        """The instance whose answer the client gets, or is to get."""
-        return self.machine.answering_id
-
-    @property
-    def tries(self) -> int:
-        return self.machine.tries
-
-    @property
-    def is_decoded(self) -> bool:
-        """Whether a decoder answers it, which may give it back."""
-        return self.machine.spec.chain is not None and self.machine.is_decoded
-
-    @property
-    def decodes_first(self) -> bool:
-        """Whether its decode leg is sent first, and asks for its prefill leg."""
-        return self.machine.rules.decode_first
-
-    @property
-    def kv_within_s(self) -> float | None:
-        return self.machine.kv_within_s
-
-    @property
-    def expected_ttft_s(self) -> float | None:
-        """TTFT that its placement expected; None if it was passed on, or placed again."""
-        return self.machine.expected_ttft_s
-
+    # what the doors read -----------------------------------------------------------------------------------------
     @property
     def expected_cached_tokens(self) -> int:
         """Prompt tokens that its instance is expected to find in its KV cache."""
@@ -222,20 +156,6 @@ class LiveRequest:
             return machine.grant
         reply = machine.estimate.reply
         return reply if reply.instance_id == machine.instance_id else None
-
-    @property
-    def connector(self) -> str:
-        """The KV connector of the pool."""
-        return self.pool.settings.connector
-
-    @property
-    def loss_notifier(self) -> InstanceLossNotifier:
-        """Notifies the driver of the answer that waits for the first byte when its instance is given up."""
-        return self.pool.loss_notifier
-
-    @property
-    def metaserver(self) -> Metaserver:
-        return self._context.metaserver
 
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
@@ -287,7 +207,7 @@ class LiveRequest:
     def watch_deadline(self) -> None:
         """Have it judged when its TTFT deadline passes."""
         machine = self.machine
-        self._deadline = self._context.deadlines.watch(self, machine.started_s + machine.spec.slo_s)
+        self._deadline = self.context.deadlines.watch(self, machine.started_s + machine.spec.slo_s)
 
     def deadline_passed(self) -> None:
         """Report that its TTFT deadline has passed. Never waits."""
@@ -314,7 +234,7 @@ class LiveRequest:
                 self.pool.metrics.count_on_time(on_time, machine.outcome)
 
     async def prefill_ended(self) -> None:
-        """Report that its prefill leg has answered. Afterwards ``to_send`` is its decode leg, unless none takes that.
+        """Report that its prefill leg has answered. Afterwards its decode leg is to be sent, unless none takes that.
 
         Raises:
             RouterError: it is refused. ``finish`` has been called.
@@ -332,7 +252,7 @@ class LiveRequest:
         if event.sent_tokens is not None:
             self._continued_at_s = self._now_s()
         if event.failure.status == HTTPStatus.NOT_FOUND:
-            self.pool.model_lists.doubt(self.answering_id)
+            self.pool.model_lists.doubt(self.machine.answering_id)
         await self._run(event)
 
     def broke_off(self, failure: InstanceFailure) -> None:
@@ -352,11 +272,6 @@ class LiveRequest:
         chain = self.machine.spec.chain
         if chain is not None and not self.machine.is_done:
             self._note_context(chain)
-
-    @property
-    def caller(self) -> Caller | None:
-        """The tenant that sent it; None: no tenant."""
-        return self.inference_request.caller
 
     def cut_off(self, error: RouterError) -> None:
         """End it with an error, if its client can be told; ``finish`` is called then. Never waits."""
@@ -398,16 +313,6 @@ class LiveRequest:
     def _send(self, _: Send) -> None:
         """Do nothing: the caller that reported the event reads ``to_send``."""
 
-    @property
-    def is_evictable(self) -> bool:
-        """Whether it may have to leave its instance for a request of a higher class."""
-        rule, spec = self.machine.rules.eviction, self.machine.spec
-        return rule is not None and spec.can_go_on and rule.is_evictable(spec.class_rank)
-
-    def under_way(self) -> AnswerUnderWay | None:
-        """See ``RequestMachine.under_way``."""
-        return self.machine.under_way()
-
     def leave(self, why: str) -> None:
         """Leave its instance, if another one could go on with it. Never waits."""
         if self.on_evict is not None:
@@ -429,7 +334,7 @@ class LiveRequest:
             self.on_leave(effect.failure)
 
     def _start_timer(self, effect: StartTimer) -> None:
-        self._timer = self._context.call_later(effect.delay_s, self._presume_prefill)
+        self._timer = self.context.call_later(effect.delay_s, self._presume_prefill)
 
     def _presume_prefill(self) -> None:
         self._report(_PREFILL_PRESUMED)
@@ -449,7 +354,7 @@ class LiveRequest:
                 release.request_id, release.instance_id, note=self.machine.ttft_sample(), seen=release.seen
             )
         if post.last:
-            settled = self._context.live.releasing(self.request_id)
+            settled = self.context.live.releasing(self.request_id)
         self.pool.outbox.post(release, settled)
 
     # effects with an answer --------------------------------------------------------------------------------------
@@ -525,17 +430,17 @@ class LiveRequest:
 
     async def _rename(self, _: Rename) -> Event:
         request_id = f"{self.inference_request.request_id}-{secrets.token_hex(4)}"
-        self._context.live.rename(self, request_id)
+        self.context.live.rename(self, request_id)
         return Renamed(request_id)
 
     async def _refuse(self, effect: Refuse) -> Event:
         if effect.why is Refusal.LIMITED:
-            self._context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
+            self.context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
             self.pool.metrics.limited.inc()
         error = refusal(effect, self.machine, self.pool)
         draws, drawn = self.machine.spec.draws, self.machine.drawn
         if effect.why is Refusal.LIMITED and draws is not None and drawn is not None:
-            self._context.limit_hits.hit(self.machine.spec.tenant, draws, drawn, self._now_s())
+            self.context.limit_hits.hit(self.machine.spec.tenant, draws, drawn, self._now_s())
         if draws is not None and drawn is not None and drawn.left:
             error.limit_fields = refused_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
         raise error
@@ -548,7 +453,7 @@ class LiveRequest:
                 over.set_result(None)
 
         effect.trial.when_passed(end)
-        timer = self._context.call_later(effect.within_s, end)
+        timer = self.context.call_later(effect.within_s, end)
         try:
             await over
         finally:
@@ -564,7 +469,7 @@ class LiveRequest:
             count_placed(placed, self.machine, self.pool.metrics)
 
     def _close(self, _: Close) -> None:
-        machine, context, pool = self.machine, self._context, self.pool
+        machine, context, pool = self.machine, self.context, self.pool
         spec, usage, outcome = machine.spec, machine.usage or _NO_USAGE, machine.outcome
         chain = spec.chain
         context.live.leave(self)
@@ -589,7 +494,7 @@ class LiveRequest:
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             if self.inference_request.stores:
-                pool.stored_responses.answered(self, usage)
+                pool.stored_responses.answered(self.request_id, machine.instance_id, self.inference_request, usage)
         count_usage(machine, pool, self.prompt, expected_cached, self.inference_request.prompts)
         told = self._explanation(expected_cached)
         context.decisions.add(told)
@@ -602,10 +507,6 @@ class LiveRequest:
         output_tokens = usage.output_tokens or self.machine.spec.expected_output_tokens
         received_unix_s = time.time() - self.machine.age_s(self._now_s())
         recorder.record(received_unix_s, chain, prompt_tokens, output_tokens, self.inference_request.slo_s)
-
-    @property
-    def pool_name(self) -> str:
-        return self.pool.settings.name
 
     def records(self, now_ms: int) -> Sequence[StoredRequest]:
         """The records that the store should have of it: one for each leg that is reserved."""

@@ -903,8 +903,25 @@ class RequestMachine:
 
     @property
     def is_decoded(self) -> bool:
-        """Whether a decode instance answers it, or another one as such."""
+        """Whether a decode instance answers it, or another one as such, which may give it back. What is passed on is
+        not given back."""
+        if self.spec.chain is None:
+            return False
         return self.leg is _PREFILL or (self.target is not None and self.target.role is _DECODE_ROLE)
+
+    @property
+    def is_evictable(self) -> bool:
+        """Whether it may have to leave its instance for a request of a higher class."""
+        rule = self.rules.eviction
+        return rule is not None and self.spec.can_go_on and rule.is_evictable(self.spec.class_rank)
+
+    def instance_for(self, leg: Leg) -> InstanceSpec:
+        """The instance that has room for the leg; WHOLE: for the request itself. The caller knows that there is one."""
+        target = self.target
+        if leg is _DECODE:
+            target = None if self.decode is None else self.decode.target
+        assert target is not None
+        return target
 
     @property
     def kv_within_s(self) -> float | None:
@@ -1148,10 +1165,8 @@ class RequestMachine:
 
     def under_way(self) -> AnswerUnderWay | None:
         """The answer that it has under way on its instance; None: it may not be evicted from there."""
-        rule, chain = self.rules.eviction, self.chain()
-        if rule is None or chain is None or not rule.is_evictable(self.spec.class_rank):
-            return None
-        if self.leg is not _WHOLE or self.phase not in ON_AN_INSTANCE or not self.spec.can_go_on:
+        chain = self.chain()
+        if chain is None or not self.is_evictable or self.leg is not _WHOLE or self.phase not in ON_AN_INSTANCE:
             return None
         prefill_tokens = 0 if self.phase is _ANSWERING else self.uncached_tokens
         context_tokens = chain.prompt_tokens + self.expected_output_tokens

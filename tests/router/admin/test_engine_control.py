@@ -309,7 +309,7 @@ async def test_an_adapter_that_one_instance_did_not_load_is_served_by_the_others
     assert answer.status_code == 502
     assert "b: 400 no such path; it took effect at a" in answer.json()["error"]["message"]
     live = await runtime.intake.place(tools.request(model="sql"))
-    assert live.instance_id == "a"
+    assert live.machine.instance_id == "a"
 
 
 async def test_ranks_of_one_server_are_told_once(start_runtime: Any, client_of: Any, engine: StartEngine) -> None:

@@ -30,7 +30,7 @@ async def test_the_story_tells_loads_decision_and_end(start_runtime: Any, client
     assert story["replica_id"] == "replica-1"
     assert story["outcome"] == "completed"
     assert story["expected_ttft_s"] == pytest.approx(0.1), "100 tokens at 1,000 a second"
-    assert story["instance_id"] == request.instance_id
+    assert story["instance_id"] == request.machine.instance_id
     told = story["rounds"][0]
     assert set(told["loads"]) == {"a", "b"}
     assert told["decision"]["reason"] == "balance"

@@ -18,8 +18,9 @@ from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.requests.refusals import outcome_of
 from dualmap.runtime.clock import RealClock
+from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.charge import Counted
-from dualmap.scheduling.request.machine import Failed
+from dualmap.scheduling.request.machine import Failed, RequestSpec
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -40,18 +41,48 @@ async def eventually(condition: Callable[[], object], *, within_s: float = WITHI
 
 # the life cycle ------------------------------------------------------------------------------------------------
 @dataclass
-class PlacedRequest:
-    intake: Intake
+class Machine:
+    """Where a request is: on the URL of its present try."""
+
     request_id: str
-    model: str
+    spec: RequestSpec
     urls: list[str]
     rank: int | None = None
-    expected_cached_tokens: int = 128
-    expected_ttft_s: float | None = 0.25
     tries: int = 1
-    to_send: Leg = Leg.WHOLE
-    is_decoded: bool = False
-    connector: str = "nixl"
+    expected_ttft_s: float | None = 0.25
+
+    to_send = Leg.WHOLE
+    is_decoded = is_evictable = False
+
+    def instance_for(self, leg: Leg) -> InstanceSpec:
+        assert leg is Leg.WHOLE
+        number = min(self.tries, len(self.urls)) - 1
+        return InstanceSpec(f"i{number}", self.urls[number], data_parallel_rank=self.rank)
+
+    @property
+    def instance_id(self) -> str:
+        return self.instance_for(Leg.WHOLE).instance_id
+
+    @property
+    def answering_id(self) -> str:
+        return self.instance_id
+
+
+@dataclass
+class Pool:
+    """What the doors need of a pool."""
+
+    loss_notifier: InstanceLossNotifier = field(
+        default_factory=lambda: InstanceLossNotifier(RetryBudget(0.0, 1.0, 0.0), RealClock())
+    )
+    settings: PoolSettings = field(default_factory=PoolSettings)
+
+
+@dataclass
+class PlacedRequest:
+    intake: Intake
+    machine: Machine
+    expected_cached_tokens: int = 128
     first_tokens: int = 0
     faults: list[InstanceFailure] = field(default_factory=list)
     """Failures of answers that had begun."""
@@ -61,32 +92,22 @@ class PlacedRequest:
     finished: list[tuple[Outcome, Usage | None]] = field(default_factory=list)
     counted: Counted | None = None
 
-    is_evictable = False
     on_evict: Callable[[str], None] | None = None
     abort_requested = False
 
     @property
-    def loss_notifier(self) -> InstanceLossNotifier:
-        return self.intake.loss_notifier
+    def request_id(self) -> str:
+        return self.machine.request_id
 
     @property
-    def target(self) -> InstanceSpec:
-        number = min(self.tries, len(self.urls)) - 1
-        return InstanceSpec(f"i{number}", self.urls[number], data_parallel_rank=self.rank)
-
-    @property
-    def instance_id(self) -> str:
-        return self.target.instance_id
+    def pool(self) -> Pool:
+        return self.intake.pool
 
     def limit_fields(self) -> list[tuple[bytes, bytes]]:
         return []
 
     def sent(self) -> None:
         pass
-
-    @property
-    def answering_id(self) -> str:
-        return self.instance_id
 
     def first_token(self) -> None:
         self.first_tokens += 1
@@ -104,12 +125,13 @@ class PlacedRequest:
             raise UpstreamTimeoutError(f"the instance did not answer in time: {failure.detail}")
         self.failures.append(failure)
         self.sent_tokens.append(event.sent_tokens)
-        if self.tries >= len(self.urls):
+        machine = self.machine
+        if machine.tries >= len(machine.urls):
             raise UpstreamError(f"no instance is left: {failure}")
         if self.intake.gate_of_retries is not None:
             await self.intake.gate_of_retries.wait()
-        self.expected_ttft_s = None
-        self.tries += 1
+        machine.expected_ttft_s = None
+        machine.tries += 1
 
     def finish(self, outcome: Outcome, usage: Usage | None = None, counted: Counted | None = None) -> None:
         self.finished.append((outcome, usage))
@@ -133,9 +155,7 @@ class Intake:
     gate_of_retries: asyncio.Event | None = None
     requests: list[InferenceRequest] = field(default_factory=list)
     placed_requests: list[PlacedRequest] = field(default_factory=list)
-    loss_notifier: InstanceLossNotifier = field(
-        default_factory=lambda: InstanceLossNotifier(RetryBudget(0.0, 1.0, 0.0), RealClock())
-    )
+    pool: Pool = field(default_factory=Pool)
     ended: list[Outcome] = field(default_factory=list)
     """How requests ended that were cancelled before they were placed."""
 
@@ -151,7 +171,8 @@ class Intake:
         if self.refusal is not None:
             raise self.refusal
         request_id, model = self.renamed or request.request_id, self.model or request.model
-        placed = PlacedRequest(self, request_id, model, self.urls, self.rank)
+        spec = RequestSpec(prompt_hash=0, chain=None, slo_s=1.0, model=model)
+        placed = PlacedRequest(self, Machine(request_id, spec, self.urls, self.rank))
         self.placed_requests.append(placed)
         return placed
 

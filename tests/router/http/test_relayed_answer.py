@@ -141,7 +141,7 @@ class Seen:
         self.finished = placed.finished
         self.failures = [failure.kind for failure in placed.failures]
         self.faults = [failure.kind for failure in placed.faults]
-        self.sent_tokens, self.first_tokens, self.tries = placed.sent_tokens, placed.first_tokens, placed.tries
+        self.sent_tokens, self.first_tokens, self.tries = placed.sent_tokens, placed.first_tokens, placed.machine.tries
         self.later = later
         self.connections = [instance.connections for instance in instances]
 
@@ -441,7 +441,7 @@ async def test_a_relayed_stream_that_is_cut_off_ends_in_an_error_event(flowing: 
 
 async def test_a_relayed_stream_of_an_instance_that_leaves_goes_on_elsewhere(flowing: Begun) -> None:
     intake, _, instances, client = await flowing()
-    (exchange,) = intake.loss_notifier._listeners["i0"]
+    (exchange,) = intake.pool.loss_notifier._listeners["i0"]
     exchange.instance_leaves("its time to drain is over")
     answer = await client.answer()
 
@@ -508,7 +508,7 @@ async def test_a_stream_that_fails_as_its_log_is_full_goes_on_without_a_word_twi
             if has_returned(router, within_s=0.005):
                 returned.append(talk)
                 break
-        (driver,) = intake.loss_notifier._listeners["i0"]
+        (driver,) = intake.pool.loss_notifier._listeners["i0"]
         assert isinstance(driver, AnswerDriver)
         driver._report(Lost(InstanceFailure(FailureKind.DOWN, "it does not answer")))
 
@@ -547,7 +547,7 @@ async def test_nothing_follows_an_answer_that_ends_as_its_client_is_probed(flowi
         left = events(CHAT, orjson.loads(talk.body), range(20, len(WORDS)), ends=True)
         talk.writer.write(b"".join(map(as_chunk, left)) + b"0\r\n\r\n")
         assert has_returned(router)
-        (driver,) = intake.loss_notifier._listeners["i0"]
+        (driver,) = intake.pool.loss_notifier._listeners["i0"]
         assert isinstance(driver, AnswerDriver)
         driver.probe()
 

@@ -98,7 +98,7 @@ async def test_a_whole_body_is_answered_with_its_destination_first_and_then_sent
     assert stream.replies[0].request_headers.response.clear_route_cache
     streamed = stream.replies[1].request_body.response.body_mutation.streamed_response
     assert (streamed.body, streamed.end_of_stream) == (content, True)
-    assert ADDRESSES[only_live(gateway).instance_id] == stream.addresses[0]
+    assert ADDRESSES[only_live(gateway).machine.instance_id] == stream.addresses[0]
     assert gateway.plane.bodies.held_bytes == 0
     stream.end()
     await finished(task, gateway)
@@ -351,7 +351,7 @@ async def test_a_rank_is_named_and_a_second_choice_of_another_rank_is_not(start_
     await settle()
 
     assert len(stream.addresses) == 1
-    chosen = only_live(gateway).target
+    chosen = only_live(gateway).machine.target
     assert stream.set_fields(stream.choice)["x-data-parallel-rank"] == str(chosen.data_parallel_rank)
     stream.end()
     await finished(task, gateway)
@@ -695,7 +695,7 @@ async def test_a_stream_that_does_not_come_here_is_presumed_to_begin_and_ends_wi
     live = only_live(gateway)
     assert live.machine.phase is Phase.PREFILLING, "the head comes before the first token"
     fields = stream.set_fields(stream.replies[-1])
-    assert fields["x-dualmap-instance"] == live.instance_id
+    assert fields["x-dualmap-instance"] == live.machine.instance_id
     assert fields["x-request-id"] == "r-1"
     await clock.advance(60.0)
     assert live.machine.phase is Phase.PRESUMED
@@ -994,14 +994,14 @@ async def test_a_request_that_the_gateway_sent_to_its_second_choice_is_booked_th
     stream, task = gateway.open(head(), prompt(stream=True))
     await settle()
     live = only_live(gateway)
-    first, (_, second) = live.instance_id, stream.addresses
+    first, (_, second) = live.machine.instance_id, stream.addresses
     said = {"by_metadata": second} if how == "metadata" else {"served": second}
 
     stream.send(answer_head(fields=STREAM, **said))
     await settle()
 
     moved_to = next(name for name, address in ADDRESSES.items() if address == second)
-    assert live.instance_id == moved_to != first
+    assert live.machine.instance_id == moved_to != first
     loads = (await live.pool.store.snapshot()).loads
     assert {name: load.running_requests for name, load in loads.items() if load.running_requests} == {moved_to: 1}
     fields = stream.set_fields(stream.replies[-1])
@@ -1017,7 +1017,7 @@ async def test_a_request_that_the_gateways_fallback_sent_elsewhere_is_booked_the
     await settle()
     stream.send(answer_head(fields=STREAM, served=ADDRESSES["c"]))
     await settle()
-    assert only_live(gateway).instance_id == "c"
+    assert only_live(gateway).machine.instance_id == "c"
     stream.end()
     await finished(task, gateway)
 

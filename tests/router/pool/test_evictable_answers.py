@@ -9,13 +9,15 @@ from dualmap.scheduling.settings import PriorityClassSettings
 RULE = EvictionRule((PriorityClassSettings(name="chat"), PriorityClassSettings(name="batch", evictable=True)))
 
 
+class Machine:
+    def __init__(self, known: AnswerUnderWay | None) -> None:
+        self.under_way = lambda: known
+
+
 class Answer:
     def __init__(self, request_id: str, since_s: float, *, may_leave: bool = True) -> None:
-        self.known = AnswerUnderWay(request_id, 1, 500, 1000, since_s, 0) if may_leave else None
+        self.machine = Machine(AnswerUnderWay(request_id, 1, 500, 1000, since_s, 0) if may_leave else None)
         self.told: list[str] = []
-
-    def under_way(self) -> AnswerUnderWay | None:
-        return self.known
 
     def leave(self, why: str) -> None:
         self.told.append(why)

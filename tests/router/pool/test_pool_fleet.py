@@ -94,7 +94,7 @@ async def test_the_replica_that_makes_room_grants_whatever_replica_a_held_reques
             await filling.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
 
     granted = await asyncio.wait_for(held, 60)
-    assert granted.instance_id == "a"
+    assert granted.machine.instance_id == "a"
     for request in (filling, granted):
         request.finish(Outcome.COMPLETED)
 
@@ -178,7 +178,7 @@ async def test_a_plan_that_another_planner_overtook_is_made_again_on_the_queue_a
     filling.first_token()
     granted = await asyncio.wait_for(held, 60)
 
-    assert granted.instance_id == "a"
+    assert granted.machine.instance_id == "a"
     assert tampered.calls.count("commit") >= 2
     for request in (filling, granted):
         request.finish(Outcome.COMPLETED)
@@ -253,7 +253,7 @@ async def test_a_deferred_request_is_served_when_the_engine_has_nothing_else_or_
     with pytest.raises(SloUnreachableError):
         await asyncio.wait_for(refused, 60)
     served = await asyncio.wait_for(late, 60)
-    assert served.instance_id == "a"
+    assert served.machine.instance_id == "a"
     for request in (filling, served):
         request.finish(Outcome.COMPLETED)
     await tools.settle()

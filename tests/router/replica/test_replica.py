@@ -261,7 +261,7 @@ async def test_a_held_request_that_was_moved_or_granted_meanwhile_is_left_as_the
     for request in filling:
         request.finish(Outcome.COMPLETED)
     moved = await asyncio.wait_for(placing, 60)
-    assert moved.instance_id == held.alternative_id
+    assert moved.machine.instance_id == held.alternative_id
     moved.finish(Outcome.COMPLETED)
     await tools.settle()
     assert (await pool.snapshot()).requests == ()
@@ -274,7 +274,7 @@ async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_r
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     pool = store.pool("default")
     request = await runtime.intake.place(tools.request("x" * 4000))
-    other = "b" if request.instance_id == "a" else "a"
+    other = "b" if request.machine.instance_id == "a" else "a"
     await finish(pool, request.request_id)
     await pool.place(tools.placement("filler", other, 1200, replica_id="replica-2"))
     await pool.place(tools.placement(request.request_id, other, 1000))
@@ -284,9 +284,9 @@ async def test_what_an_older_snapshot_of_the_store_has_in_another_place_is_put_r
     await clock.advance(3.0)
 
     record = (await pool.records([request.request_id]))[request.request_id]
-    assert (record.state, record.instance_id) == (RequestState.DISPATCHED, request.instance_id)
+    assert (record.state, record.instance_id) == (RequestState.DISPATCHED, request.machine.instance_id)
     loads = await pool.loads()
-    assert (loads[request.instance_id].pending_tokens, loads[other].pending_tokens) == (1000, 1200)
+    assert (loads[request.machine.instance_id].pending_tokens, loads[other].pending_tokens) == (1000, 1200)
     request.finish(Outcome.COMPLETED)
 
 

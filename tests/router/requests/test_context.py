@@ -14,7 +14,6 @@ from dualmap.scheduling.request.outcome import Outcome
 @dataclass(eq=False)
 class Request:
     request_id: str
-    pool_name: str = "default"
 
     def record(self, now_ms: int) -> None: ...
 

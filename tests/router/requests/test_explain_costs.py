@@ -28,13 +28,13 @@ async def test_the_chosen_instance_costs_least_and_the_parts_add_up(start_runtim
 
     told = await costs(client_of(runtime), "two")
 
-    assert first.instance_id != second.instance_id
+    assert first.machine.instance_id != second.machine.instance_id
     assert set(told) == {"a", "b"}
-    assert min(told, key=lambda name: told[name]["total_s"]) == second.instance_id
+    assert min(told, key=lambda name: told[name]["total_s"]) == second.machine.instance_id
     for cost in told.values():
         assert cost["total_s"] == pytest.approx(sum(cost["parts"].values()))
         assert cost["parts"]["own prefill, weighed"] > 0
-    assert told[first.instance_id]["parts"]["work ahead"] > 0
+    assert told[first.machine.instance_id]["parts"]["work ahead"] > 0
 
 
 async def test_a_miss_of_the_slo_is_a_part_of_its_own(start_runtime: Any, client_of: Any) -> None:

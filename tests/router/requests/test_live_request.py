@@ -28,7 +28,7 @@ BY_LENGTH = SchedulingSettings(block_tokens=16, slo_ttft_s=0.5, slo_ttft_s_per_1
 async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request = await runtime.intake.place(tools.request(LONG, slo_s=2.0))
-    other = "b" if request.instance_id == "a" else "a"
+    other = "b" if request.machine.instance_id == "a" else "a"
     await clock.advance(1.5)
 
     dispatched = request.records(now_ms=50_000)[0]
@@ -38,7 +38,7 @@ async def test_a_scheduled_request_describes_itself_as_it_is(start_runtime: Any,
 
     assert (dispatched.state, dispatched.instance_id, dispatched.alternative_id) == (
         RequestState.DISPATCHED,
-        request.instance_id,
+        request.machine.instance_id,
         other,
     )
     assert (dispatched.enqueued_ms, dispatched.slo_ms, dispatched.uncached_tokens) == (48_500, 2000, 1250)
@@ -113,7 +113,7 @@ async def test_the_timer_of_a_failed_try_does_not_release_the_next_one(
     request.sent()  # again, over a new connection: it has one timer
 
     async def pending_tokens() -> int:
-        tokens: int = (await store.pool("default").snapshot()).loads[request.instance_id].pending_tokens
+        tokens: int = (await store.pool("default").snapshot()).loads[request.machine.instance_id].pending_tokens
         return tokens
 
     await clock.advance(0.5)
@@ -149,16 +149,16 @@ async def test_a_stream_that_is_given_back_is_prefilled_and_released_once_more(
     runtime = await start_runtime(instances=tuple(map(tools.spec, names)))
     request = await runtime.intake.place(tools.request(LONG))
     request.first_token()
-    gave_back = request.instance_id
+    gave_back = request.machine.instance_id
 
     await request.failed(Failed(InstanceFailure(FailureKind.RECOMPUTED)))
 
-    assert (request.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
+    assert (request.machine.instance_id == gave_back) is (len(names) == 1)  # nobody else is left
     pool = store.pool("default")
-    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens > 0
+    assert (await pool.snapshot()).loads[request.machine.instance_id].pending_tokens > 0
     request.first_token()
     await tools.settle()
-    assert (await pool.snapshot()).loads[request.instance_id].pending_tokens == 0
+    assert (await pool.snapshot()).loads[request.machine.instance_id].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
 
 
@@ -190,7 +190,7 @@ async def test_a_request_that_would_be_late_has_an_answer_of_a_lower_class_leave
         return made
 
     batch, told = await runtime.intake.place(request("batch", LONG * 8)), list[str]()
-    assert batch.is_evictable
+    assert batch.machine.is_evictable
     batch.on_evict = told.append
     batch.sent()
     placing = asyncio.create_task(runtime.intake.place(request("chat", "word")))
@@ -199,11 +199,11 @@ async def test_a_request_that_would_be_late_has_an_answer_of_a_lower_class_leave
 
     again = asyncio.create_task(batch.failed(Failed(InstanceFailure(FailureKind.EVICTED))))
     chat = await asyncio.wait_for(placing, 60)
-    assert (chat.instance_id, chat.is_evictable) == ("a", False)
+    assert (chat.machine.instance_id, chat.machine.is_evictable) == ("a", False)
     chat.finish(Outcome.COMPLETED)
 
     await asyncio.wait_for(again, 60)
-    assert (batch.instance_id, batch.machine.evictions) == ("a", 1)
+    assert (batch.machine.instance_id, batch.machine.evictions) == ("a", 1)
     batch.finish(Outcome.COMPLETED)
     assert runtime.pools.pools["default"].evictable.is_empty
 

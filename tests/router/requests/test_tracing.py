@@ -101,7 +101,7 @@ async def test_a_request_becomes_spans_with_its_decision_as_attributes(
     told = attributes(whole)
     assert (told["dualmap.request_id"], told["gen_ai.usage.output_tokens"]) == ("one", 7)
     decided = attributes(spans["placement"])
-    assert decided["dualmap.instance"] == told["dualmap.instance"] == request.instance_id
+    assert decided["dualmap.instance"] == told["dualmap.instance"] == request.machine.instance_id
     assert decided["dualmap.reason"] == "balance"
     assert {each.string_value for each in decided["dualmap.candidates"].values} == {"a", "b"}
 

@@ -68,7 +68,7 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any)
 async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"),))
     request = await runtime.intake.place(tools.request("x" * 4000))
-    assert request.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
+    assert request.machine.expected_ttft_s == pytest.approx(1.0), "1,000 tokens at 1,000 a second"
     await clock.advance(1.25)
     request.first_token()
     request.first_token()
@@ -93,7 +93,7 @@ async def test_a_request_that_was_placed_again_or_does_not_stream_says_nothing_o
     for request in (again, whole):
         request.finish(Outcome.COMPLETED)
 
-    assert again.expected_ttft_s is None
+    assert again.machine.expected_ttft_s is None
     assert sample(runtime, "dualmap_ttft_seconds_count", pool="default") == 1.0
     assert sample(runtime, "dualmap_ttft_estimate_error_ratio_count", pool="default") == 0.0
 

@@ -46,13 +46,13 @@ async def test_a_stream_that_has_begun_is_not_taken_from_an_instance_that_went_d
     await client.head()
     await client.chunk()
 
-    intake.loss_notifier.check(down_view)
+    intake.pool.loss_notifier.check(down_view)
     resumed.set()
 
     assert b"[DONE]" in await client.chunk()
     await kit.eventually(lambda: intake.placed_request.finished)
     assert intake.placed_request.outcome is Outcome.COMPLETED and intake.placed_request.failures == []
-    assert not intake.loss_notifier._listeners
+    assert not intake.pool.loss_notifier._listeners
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ async def test_a_stream_that_falls_silent_on_an_instance_that_is_down_ends_in_an
 ) -> None:
     intake, stuck, client, resumed = await begun_stream()
 
-    error = await until_error_event(client, tick=lambda: intake.loss_notifier.check(down_view))
+    error = await until_error_event(client, tick=lambda: intake.pool.loss_notifier.check(down_view))
 
     assert "instance i0 is down" in error["message"]
     assert intake.placed_request.outcome is Outcome.UPSTREAM_FAILED

@@ -293,13 +293,13 @@ async def test_a_hanging_instance_is_left_when_the_fleet_takes_it_down(
     client.chat(stream=stream)
     await kit.eventually(lambda: stuck.talks)
 
-    intake.loss_notifier.check(down_view)
+    intake.pool.loss_notifier.check(down_view)
 
     answer = await client.answer()
     assert answer.whole and answer.headers["x-dualmap-instance"] == "i1"
     assert intake.placed_request.failures[0].kind is FailureKind.DOWN
     await kit.eventually(lambda: stuck.open == 0)
-    assert not intake.loss_notifier._listeners
+    assert not intake.pool.loss_notifier._listeners
 
 
 async def test_an_error_answer_that_never_ends_is_not_waited_for(

@@ -12,7 +12,7 @@ import pytest
 
 from dualmap.router.http.plane import KEPT_PART
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
-from tests.router.http.kit import Client, PlacedRequest, Talk, eventually
+from tests.router.http.kit import Client, Machine, Talk, eventually
 from tests.router.http.phases.answers import StartFleet, events
 
 CHAT, COMPLETION, MESSAGE = "/v1/chat/completions", "/v1/completions", "/v1/messages"
@@ -540,7 +540,7 @@ async def test_a_silent_stream_goes_on_soon_where_the_port_of_its_instance_refus
 async def test_an_answer_that_is_evicted_goes_on_elsewhere_from_where_it_was(
     fleet: StartFleet, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    monkeypatch.setattr(PlacedRequest, "is_evictable", True)
+    monkeypatch.setattr(Machine, "is_evictable", True)
     engine = Engine(hangs, after=after)
     intake, _, client = await fleet(engine, engine, settings=ON)
 
@@ -560,7 +560,7 @@ async def test_an_answer_that_is_evicted_goes_on_elsewhere_from_where_it_was(
 async def test_an_answer_in_its_reasoning_stays_where_it_is_to_leave(
     fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PlacedRequest, "is_evictable", True)
+    monkeypatch.setattr(Machine, "is_evictable", True)
     going_on = asyncio.Event()
 
     async def reasons(talk: Talk) -> None:

@@ -33,5 +33,5 @@ async def full_fleet(start_runtime: Any, **settings: Any) -> tuple[Any, list[Any
     """Two instances, each filled by one dispatched request: the next one is held."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), **settings)
     requests = [await runtime.intake.place(tools.request(f"{number} {LONG}")) for number in range(2)]
-    assert {request.instance_id for request in requests} == {"a", "b"}
+    assert {request.machine.instance_id for request in requests} == {"a", "b"}
     return runtime, requests

@@ -45,7 +45,7 @@ async def test_requests_wait_for_the_first_instance_and_go_there(start_runtime: 
     await store.pool("default").members.set_instance_state("a", InstanceState.READY)
     await clock.advance(1.0)
 
-    assert {(await task).instance_id for task in placing} == {"a"}
+    assert {(await task).machine.instance_id for task in placing} == {"a"}
     for task in placing:
         task.result().finish(Outcome.COMPLETED)
     assert runtime.pools.pools["default"].waiting_room.waiting == 0
@@ -117,5 +117,5 @@ async def test_requests_that_are_passed_on_wait_as_well(start_runtime: Any, stor
     await clock.advance(1.0)
 
     request = await placing
-    assert request.instance_id == "a"
+    assert request.machine.instance_id == "a"
     request.finish(Outcome.COMPLETED)

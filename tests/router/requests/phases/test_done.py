@@ -104,7 +104,7 @@ async def test_the_ttft_of_a_retry_teaches_nothing_but_its_prefill(start_runtime
     await tools.settle()
 
     [content] = await contents(store)
-    assert (content.instance_id, content.tokens, content.features) == (request.instance_id, 1250, None)
+    assert (content.instance_id, content.tokens, content.features) == (request.machine.instance_id, 1250, None)
     request.finish(Outcome.COMPLETED)
 
 

@@ -48,7 +48,7 @@ async def test_an_alias_shares_the_models_cache_and_an_adapter_does_not(start_ru
     requests = {name: await runtime.intake.place(tools.request(model=name)) for name in ("base", "gpt")}
     requests["tuned"] = await runtime.intake.place(tools.request(model="tuned"))
 
-    assert [requests[name].model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
+    assert [requests[name].machine.spec.model for name in ("base", "gpt", "tuned")] == ["base", "base", "tuned"]
     keys = {name: request.explain().prompt.key.hash for name, request in requests.items()}
     assert keys["base"] == keys["gpt"] != keys["tuned"]
     for request in requests.values():
@@ -74,7 +74,7 @@ async def test_a_conversation_finds_its_cache_over_another_api(start_runtime: An
 
     second = await runtime.intake.place(tools.request(path=path, body=bodies[path]))
 
-    assert second.instance_id == first.instance_id
+    assert second.machine.instance_id == first.machine.instance_id
     assert second.expected_cached_tokens > 900
     for request in (first, second):
         request.finish(Outcome.COMPLETED)

@@ -45,10 +45,10 @@ async def test_a_held_request_goes_where_it_was_migrated_to(start_runtime: Any, 
     lease = await store.pool("default").leader_lease.acquire("leader", 60_000)
 
     await store.pool("default").queues.migrate(record, record.alternative_id, reason="test", fence=lease.fence)
-    next(request for request in requests if request.instance_id == record.alternative_id).first_token()
+    next(request for request in requests if request.machine.instance_id == record.alternative_id).first_token()
 
     granted = await asyncio.wait_for(waiting, 60)
-    assert granted.instance_id == record.alternative_id
+    assert granted.machine.instance_id == record.alternative_id
     for request in (*requests, granted):
         request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
@@ -74,7 +74,7 @@ async def test_a_grant_that_overtakes_its_reservations_answer_is_kept(start_runt
 
     request = await asyncio.wait_for(runtime.intake.place(tools.request()), 60)
 
-    assert request.instance_id == "a"
+    assert request.machine.instance_id == "a"
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
 

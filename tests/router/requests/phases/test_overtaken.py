@@ -28,7 +28,7 @@ async def test_an_instance_that_went_down_meanwhile_is_passed_over(start_runtime
 
     request = await runtime.intake.place(tools.request())
 
-    assert request.instance_id == "b"
+    assert request.machine.instance_id == "b"
     await tools.settle()
     assert runtime.pools.pools["default"].view.view.ready == ("b",)
     request.finish(Outcome.COMPLETED)
@@ -48,7 +48,7 @@ async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(start_ru
 
     request = await runtime.intake.place(tools.request())
 
-    assert request.instance_id in ("c", "d")
+    assert request.machine.instance_id in ("c", "d")
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
 

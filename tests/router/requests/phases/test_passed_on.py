@@ -50,7 +50,7 @@ async def test_whole_requests_go_where_answers_are_decoded(
 
     placed = [await runtime.intake.place(tools.request(path=path, prompt=None)) for _ in range(8)]
 
-    assert {request.instance_id for request in placed} == takers
+    assert {request.machine.instance_id for request in placed} == takers
 
 
 async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_pool(start_runtime: Any) -> None:
@@ -60,7 +60,7 @@ async def test_a_body_that_cannot_be_read_is_refused_only_where_it_must_say_its_
 
     with pytest.raises(InvalidRequestError, match="not valid JSON, so its model is not known; name a model"):
         await runtime.intake.place(tools.request(model="", **unread))
-    assert (await runtime.intake.place(tools.request(model="other", **unread))).pool_name == "other"
+    assert (await runtime.intake.place(tools.request(model="other", **unread))).pool.settings.name == "other"
 
 
 async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, store: Any) -> None:
@@ -68,11 +68,11 @@ async def test_other_paths_are_passed_without_a_reservation(start_runtime: Any, 
 
     request = await runtime.intake.place(tools.request(path="/tokenize"))
 
-    assert request.instance_id in ("a", "b")
+    assert request.machine.instance_id in ("a", "b")
     assert await live(store) == {}
-    failed = request.instance_id
+    failed = request.machine.instance_id
     await request.failed(Failed(REFUSED))
-    assert request.instance_id != failed
+    assert request.machine.instance_id != failed
     with pytest.raises(UpstreamError):
         await request.failed(Failed(REFUSED))
     assert await nothing_is_left(store, runtime)
@@ -85,7 +85,7 @@ async def test_embeddings_go_by_load_and_claim_no_cache(start_runtime: Any, stor
 
     snapshot = await store.pool("default").snapshot()
 
-    assert {request.instance_id for request in placed} == {"a", "b"}
+    assert {request.machine.instance_id for request in placed} == {"a", "b"}
     assert [request.expected_cached_tokens for request in placed] == [0] * 6
     assert all(load.pending_tokens > 0 for load in snapshot.loads.values())
     for request in placed:

@@ -164,7 +164,7 @@ async def test_in_a_large_fleet_too_an_instance_beyond_the_pair_costs_no_second_
         request.sent()
 
     assert trips(runtime) == {"1": 20, "more": 0.0}
-    assert len({request.instance_id for request in requests}) == 20
+    assert len({request.machine.instance_id for request in requests}) == 20
     assert any(request.explain().rounds[-1].decision.reason is Reason.BEYOND_PAIR for request in requests)
     for request in requests:
         request.finish(Outcome.COMPLETED)
@@ -230,7 +230,7 @@ async def test_requests_of_one_prefix_meet_on_two_instances_whatever_the_replica
     taken: set[str] = set()
     for number in range(20):
         request = await replicas[number % 2].intake.place(tools.request("the same system prompt " * 20 + str(number)))
-        taken.add(request.instance_id)
+        taken.add(request.machine.instance_id)
         request.first_token()
         request.finish(Outcome.COMPLETED)
 
@@ -286,7 +286,7 @@ async def test_a_retry_is_served_however_late(start_runtime: Any, store: Any) ->
     """Its client was let in, and has lost an instance already."""
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")), late_requests="refuse")
     request = await runtime.intake.place(tools.request("x" * 400, slo_s=2.0))
-    other = "b" if request.instance_id == "a" else "a"
+    other = "b" if request.machine.instance_id == "a" else "a"
     await store.pool("default").place(tools.placement("work", other, tokens=3000))
 
     retry = asyncio.create_task(request.failed(Failed(InstanceFailure(FailureKind.CONNECT))))
@@ -324,5 +324,5 @@ async def test_what_left_its_instance_is_not_entered_there_again(start_runtime: 
     await request.failed(Failed(InstanceFailure(FailureKind.CONNECT)))
 
     assert told == []
-    assert request.records(0)[0].instance_id == request.instance_id
+    assert request.records(0)[0].instance_id == request.machine.instance_id
     request.finish(Outcome.COMPLETED)

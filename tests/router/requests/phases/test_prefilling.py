@@ -20,8 +20,9 @@ async def test_a_placed_request_is_pending_until_its_first_token_and_gone_after_
 
     request = await runtime.intake.place(tools.request(LONG))
 
-    assert (request.instance_id, request.target.url, request.tries) == ("a", "http://a.test:8000", 1)
-    assert request.target.data_parallel_rank is None
+    machine = request.machine
+    assert (machine.instance_id, machine.target.url, machine.tries) == ("a", "http://a.test:8000", 1)
+    assert machine.target.data_parallel_rank is None
     assert (await loads(store))["a"].pending_tokens == 1250
     request.first_token()
     await tools.settle()
@@ -52,7 +53,7 @@ async def test_the_second_of_two_equal_prompts_expects_a_hit_where_the_first_wen
 
     second = await runtime.intake.place(tools.request(LONG))
 
-    assert second.instance_id == first.instance_id
+    assert second.machine.instance_id == first.machine.instance_id
     assert first.expected_cached_tokens == 0
     assert second.expected_cached_tokens == 1248  # 78 full blocks of 16 tokens
     second.finish(Outcome.COMPLETED)

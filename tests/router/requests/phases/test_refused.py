@@ -41,7 +41,7 @@ async def test_an_instance_that_became_ready_a_moment_ago_is_found(start_runtime
 
     request = await runtime.intake.place(tools.request())
 
-    assert request.instance_id == "a"
+    assert request.machine.instance_id == "a"
     request.finish(Outcome.COMPLETED)
 
 

@@ -32,24 +32,24 @@ async def split(start_runtime: Any) -> Any:
     request = tools.request("word " * 1000)
     request.may_split = True
     placed = await runtime.intake.place(request)
-    assert placed.to_send is Leg.PREFILL
+    assert placed.machine.to_send is Leg.PREFILL
     await placed.prefill_ended()
-    assert placed.to_send is Leg.DECODE
+    assert placed.machine.to_send is Leg.DECODE
     return placed
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(split: Any, store: Any) -> None:
     placed = split
-    failed_id = placed.answering_id
+    failed_id = placed.machine.answering_id
 
     await placed.failed(Failed(CLOSED, keeps_kv=True))
 
-    assert placed.to_send is Leg.DECODE
-    assert {failed_id, placed.answering_id} == {"d", "e"}
+    assert placed.machine.to_send is Leg.DECODE
+    assert {failed_id, placed.machine.answering_id} == {"d", "e"}
     snapshot = await store.pool("default").snapshot()
     (known,) = [request for request in snapshot.requests if request.leg is Leg.DECODE]
-    assert (known.instance_id, known.state) == (placed.answering_id, RequestState.PREFILLED)
+    assert (known.instance_id, known.state) == (placed.machine.answering_id, RequestState.PREFILLED)
     assert snapshot.loads[failed_id].running_requests == 0
     placed.finish(Outcome.COMPLETED)
 
@@ -58,7 +58,7 @@ async def test_a_decode_leg_whose_instance_failed_is_placed_on_another_at_once(s
 async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(split: Any, store: Any) -> None:
     placed, decode = split, split.machine.decode
     await placed.failed(Failed(CLOSED))
-    assert placed.to_send is Leg.PREFILL
+    assert placed.machine.to_send is Leg.PREFILL
     await placed.prefill_ended()
     again = placed.machine.decode
     await tools.settle()  # what was posted meanwhile releases nothing of the new leg
@@ -66,8 +66,8 @@ async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(spli
     records = await store.pool("default").records([placed.request_id, decode_leg_id(placed.request_id)])
 
     assert {record.leg: record.instance_id for record in records.values()} == {
-        Leg.PREFILL: placed.instance_id,
-        Leg.DECODE: placed.answering_id,
+        Leg.PREFILL: placed.machine.instance_id,
+        Leg.DECODE: placed.machine.answering_id,
     }
     assert again is not decode
     placed.finish(Outcome.COMPLETED)
@@ -78,7 +78,7 @@ async def test_a_new_try_of_the_whole_request_reserves_its_decode_leg_again(spli
 @pytest.mark.parametrize("scheduling", [ALWAYS])
 async def test_an_engine_that_dies_in_a_decode_leg_is_that_of_its_decoder(split: Any) -> None:
     placed = split
-    failed_id = placed.answering_id
+    failed_id = placed.machine.answering_id
 
     await placed.failed(Failed(CLOSED))
 
@@ -142,7 +142,7 @@ async def test_each_leg_is_released_once(
 
     assert sorted(released) == [placed.request_id, decode.request_id]
     assert (await store.pool("default").snapshot()).requests == ()
-    assert not placed._context.live.get(placed.request_id)
+    assert not placed.context.live.get(placed.request_id)
 
 
 @pytest.mark.parametrize("scheduling", [ALWAYS])
@@ -154,8 +154,8 @@ async def test_a_split_request_leaves_nothing_to_the_garbage_collector(split: An
         gone = weakref.ref(placed.machine)
         placed.finish(Outcome.COMPLETED)
         await tools.settle()
-        explanation = placed._context.decisions.get(placed.request_id)
-        assert explanation.detours.decode.instance_id == placed.answering_id
+        explanation = placed.context.decisions.get(placed.request_id)
+        assert explanation.detours.decode.instance_id == placed.machine.answering_id
         del placed.machine
         assert gone() is None, "nothing that it has refers to it"
     finally:
@@ -172,13 +172,13 @@ async def test_a_decode_leg_leaves_the_instance_of_its_prefill_leg_where_there_i
     request = tools.request("word " * 40_000)
     request.may_split = True
     placed = await runtime.intake.place(request)
-    if placed.instance_id == "p":
+    if placed.machine.instance_id == "p":
         await placed.failed(Failed(CLOSED))
-    assert (placed.to_send, placed.instance_id) == (Leg.PREFILL, "m")
+    assert (placed.machine.to_send, placed.machine.instance_id) == (Leg.PREFILL, "m")
 
     await placed.prefill_ended()
 
-    assert (placed.to_send, placed.answering_id) == (Leg.DECODE, answering)
+    assert (placed.machine.to_send, placed.machine.answering_id) == (Leg.DECODE, answering)
     placed.finish(Outcome.COMPLETED)
 
 
@@ -190,4 +190,4 @@ async def test_what_is_kept_of_an_ended_request_has_no_search_of_its_decode_leg(
 
     gc.collect()
     assert not [each for each in gc.get_objects() if isinstance(each, Search) and each.leg is Leg.DECODE]
-    assert placed.machine.decode.rounds[0][0].decision.instance_id == placed.answering_id
+    assert placed.machine.decode.rounds[0][0].decision.instance_id == placed.machine.answering_id

@@ -24,13 +24,13 @@ async def test_a_response_is_continued_by_the_instance_that_stored_it(start_runt
         pinned = tools.request(path="/v1/responses", body=body, pinned_to=wanted)
         placed = await runtime.intake.place(pinned)
         (record,) = (await store.pool("default").snapshot()).requests
-        assert (placed.instance_id, record.instance_id, record.pinned) == (wanted, wanted, True)
+        assert (placed.machine.instance_id, record.instance_id, record.pinned) == (wanted, wanted, True)
         placed.finish(Outcome.COMPLETED)
         await tools.settle()
 
     gone = await runtime.intake.place(tools.request(path="/v1/responses", body=body, pinned_to="gone"))
 
-    assert gone.instance_id in "abcd"
+    assert gone.machine.instance_id in "abcd"
     gone.finish(Outcome.COMPLETED)
 
 
@@ -80,7 +80,7 @@ async def test_a_stored_response_is_asked_of_the_instance_that_stored_it_and_of_
     for wanted in "abcd":
         stored = tools.request(path=f"/v1/responses/resp_1@{wanted}", model="", pinned_to=wanted)
         placed = await runtime.intake.place(stored)
-        assert placed.instance_id == wanted
+        assert placed.machine.instance_id == wanted
         with pytest.raises(UpstreamError):
             await placed.failed(Failed(REFUSED))
 

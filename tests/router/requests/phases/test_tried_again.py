@@ -27,16 +27,16 @@ from tests.router.requests.phases.fleets import DEAD, LONG, REFUSED, loads, noth
 async def test_a_failed_instance_costs_the_client_nothing(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b"), tools.spec("c")))
     request = await runtime.intake.place(tools.request(LONG))
-    first = request.instance_id
+    first = request.machine.instance_id
 
     await request.failed(Failed(REFUSED))
 
-    assert request.instance_id == request.explain().rounds[0].decision.alternative_id
-    assert request.tries == 2
+    assert request.machine.instance_id == request.explain().rounds[0].decision.alternative_id
+    assert request.machine.tries == 2
     assert (await loads(store))[first].pending_tokens == 0
     await request.failed(Failed(REFUSED))
-    assert request.tries == 3
-    assert request.instance_id not in request.machine.excluded
+    assert request.machine.tries == 3
+    assert request.machine.instance_id not in request.machine.excluded
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
 
@@ -60,15 +60,15 @@ async def test_a_request_that_waits_for_an_instance_hears_that_it_went_down(
 
     runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
     request, listener = await runtime.intake.place(tools.request(LONG, path=path)), Listener()
-    lost = request.instance_id
-    request.loss_notifier.watch(lost, listener)
+    lost = request.machine.instance_id
+    request.pool.loss_notifier.watch(lost, listener)
 
     await store.pool("default").members.set_instance_state(lost, InstanceState.DOWN)
     await clock.advance(VIEW_POLL_S + 0.1)
     assert listener.why == f"instance {lost} was taken down"
 
     await request.failed(Failed(InstanceFailure(FailureKind.DOWN, listener.why)))
-    assert request.instance_id != lost
+    assert request.machine.instance_id != lost
     assert (await loads(store))[lost].pending_tokens == 0
     request.finish(Outcome.COMPLETED)
     assert await nothing_is_left(store, runtime)
@@ -107,7 +107,7 @@ async def test_a_refused_connection_takes_nothing_from_the_budget(start_runtime:
 
     await request.failed(Failed(REFUSED))
     await request.failed(Failed(REFUSED))
-    assert request.tries == 3
+    assert request.machine.tries == 3
     with pytest.raises(UpstreamError, match="3 instances failed"):
         await request.failed(Failed(REFUSED))
 
@@ -208,14 +208,14 @@ async def test_an_instance_that_keeps_failing_is_given_nothing_until_it_is_probe
     failures = 0
     while failures < 3:
         request = await runtime.intake.place(tools.request(f"prompt {failures} of its own"))
-        if request.instance_id == "a":
+        if request.machine.instance_id == "a":
             failures += 1
             await request.failed(Failed(REFUSED))
 
-    assert {(await runtime.intake.place(tools.request())).instance_id for _ in range(5)} == {"b"}
+    assert {(await runtime.intake.place(tools.request())).machine.instance_id for _ in range(5)} == {"b"}
     await clock.advance(5.1)
     probes = [await runtime.intake.place(tools.request(f"later {number}")) for number in range(4)]
-    assert [request.instance_id for request in probes].count("a") == 1
+    assert [request.machine.instance_id for request in probes].count("a") == 1
 
 
 async def test_client_errors_never_open_a_breaker(start_runtime: Any) -> None:
@@ -242,7 +242,7 @@ async def test_the_only_instance_is_sent_requests_whatever_it_did(start_runtime:
 
     request = await runtime.intake.place(tools.request())
 
-    assert request.instance_id == "a"
+    assert request.machine.instance_id == "a"
     request.finish(Outcome.COMPLETED)
 
 
@@ -265,7 +265,7 @@ async def test_no_other_request_takes_the_quota_of_one_that_is_tried_again(start
     await request.failed(Failed(REFUSED))
 
     assert refused == [QuotaSpentError]
-    assert request.tries == 2
+    assert request.machine.tries == 2
     request.sent()
     request.first_token()
     request.finish(Outcome.COMPLETED)
