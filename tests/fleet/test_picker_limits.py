@@ -7,14 +7,17 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.fleet.fleet_process import QUICK, running_fleet, until
+from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 from tests.support import envoy_process
 from tests.support.envoy_process import Envoy, RunningPicker, page, running_envoy, running_picker
+from tests.support.ports import free_port
 from tests.support.waiting_instance import MODEL, WaitingInstance
 
 pytestmark = [
@@ -23,6 +26,8 @@ pytestmark = [
     ),
     pytest.mark.timeout(240),
 ]
+
+before_the_house = pytest.mark.asyncio(loop_scope="module")  # the loop in which its instances serve
 
 KEY = "a-key-of-the-fleet"
 BEYOND_DEFAULTS = 1_150
@@ -78,30 +83,59 @@ class Gateway:
         return int(text.rpartition(": ")[2])
 
 
-@contextlib.asynccontextmanager
-async def gateway(directory: Path, config: dict[str, Any], *, instances: int = 3) -> AsyncIterator[Gateway]:
+@dataclass(frozen=True)
+class House:
+    """Instances that wait, and the fleet that places on them."""
+
+    instances: Sequence[WaitingInstance]
+    fleet: Fleet
+
+    def is_as_new(self) -> bool:
+        """Whether no request is left, and every instance gets some again."""
+        instances = self.fleet.instances().values()
+        return not self.fleet.live_requests() and all(each["state"] == "ready" for each in instances)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     async with contextlib.AsyncExitStack() as stack:
-        served = [await stack.enter_async_context(WaitingInstance.running()) for _ in range(instances)]
+        served = [await stack.enter_async_context(WaitingInstance.running(free_port())) for _ in range(3)]
         options = [*QUICK, "--replicas", "1", "--model", MODEL, "--router.api_keys", KEY]
         for each in served:
             options += ["--instance-url", f"http://127.0.0.1:{each.port}"]
-        processes = contextlib.ExitStack()
-
-        def start() -> Gateway:
-            fleet = processes.enter_context(running_fleet(directory, options))
-            picker = processes.enter_context(running_picker(directory, fleet.directory / "fleet.yaml"))
-            until(lambda: page(f"{picker.ops_url}/ready"), "the picker is ready")
-            ports = [each.port for each in served]
-            envoy = processes.enter_context(running_envoy(directory, config, pickers=[picker.port], instances=ports))
-            until(lambda: "pickers::127.0.0.1" in page(f"{envoy.admin_url}/clusters"), "Envoy knows its clusters")
-            healthy = f"pickers::127.0.0.1:{picker.port}::health_flags::healthy"
-            until(lambda: healthy in page(f"{envoy.admin_url}/clusters"), "Envoy knows its picker to be healthy")
-            return Gateway(envoy, picker, served)
-
+        process = running_fleet(tmp_path_factory.mktemp("house"), options)
+        fleet = await asyncio.to_thread(process.__enter__)
         try:
-            yield await asyncio.to_thread(start)
+            yield House(served, fleet)
         finally:
-            await asyncio.to_thread(processes.close)
+            await asyncio.to_thread(process.__exit__, None, None, None)
+
+
+@contextlib.asynccontextmanager
+async def gateway(house: House, directory: Path, config: dict[str, Any]) -> AsyncIterator[Gateway]:
+    """An Envoy and a picker of one test in front of the house, whose instances are back and have no request."""
+    for each in house.instances:
+        await each.come_back()
+    processes = contextlib.ExitStack()
+
+    def start() -> Gateway:
+        until(house.is_as_new, "the fleet is as it was at its start")
+        picker = processes.enter_context(running_picker(directory, house.fleet.directory / "fleet.yaml"))
+        until(lambda: page(f"{picker.ops_url}/ready"), "the picker is ready")
+        ports = [each.port for each in house.instances]
+        envoy = processes.enter_context(running_envoy(directory, config, pickers=[picker.port], instances=ports))
+        until(lambda: "pickers::127.0.0.1" in page(f"{envoy.admin_url}/clusters"), "Envoy knows its clusters")
+        healthy = f"pickers::127.0.0.1:{picker.port}::health_flags::healthy"
+        until(lambda: healthy in page(f"{envoy.admin_url}/clusters"), "Envoy knows its picker to be healthy")
+        return Gateway(envoy, picker, house.instances)
+
+    try:
+        made = await asyncio.to_thread(start)
+        for each in house.instances:
+            each.hold()
+        yield made
+    finally:
+        await asyncio.to_thread(processes.close)
 
 
 def cluster(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -115,10 +149,11 @@ def limited(config: dict[str, Any], name: str, **limits: int) -> dict[str, Any]:
     return config
 
 
+@before_the_house
 async def test_more_requests_than_envoy_allows_by_default_are_all_placed_and_all_keys_are_looked_at(
-    tmp_path: Path,
+    house: House, tmp_path: Path
 ) -> None:
-    async with gateway(tmp_path, envoy_process.example()) as under_load:
+    async with gateway(house, tmp_path, envoy_process.example()) as under_load:
         with_key = [asyncio.create_task(under_load.send(number)) for number in range(BEYOND_DEFAULTS)]
         await under_load.until(lambda: under_load.waiting >= 500, "requests are in flight")
         without_key = await asyncio.gather(*(under_load.send(number, key=None) for number in range(20)))
@@ -133,8 +168,9 @@ async def test_more_requests_than_envoy_allows_by_default_are_all_placed_and_all
         assert len(under_load.heads) == BEYOND_DEFAULTS
 
 
-async def test_all_requests_of_an_instance_that_dies_go_to_their_second_choice(tmp_path: Path) -> None:
-    async with gateway(tmp_path, envoy_process.example()) as under_load:
+@before_the_house
+async def test_all_requests_of_an_instance_that_dies_go_to_their_second_choice(house: House, tmp_path: Path) -> None:
+    async with gateway(house, tmp_path, envoy_process.example()) as under_load:
         running = [asyncio.create_task(under_load.send(number)) for number in range(90)]
         await under_load.until(lambda: under_load.waiting == 90, "all are in flight")
         dead, *living = under_load.instances
@@ -151,9 +187,12 @@ async def test_all_requests_of_an_instance_that_dies_go_to_their_second_choice(t
         assert moved == {'dualmap_retries_total{failure="moved",pool="default"}': lost}
 
 
-async def test_what_a_limit_of_envoys_own_keeps_from_instances_blames_none_of_them(tmp_path: Path) -> None:
+@before_the_house
+async def test_what_a_limit_of_envoys_own_keeps_from_instances_blames_none_of_them(
+    house: House, tmp_path: Path
+) -> None:
     config = limited(envoy_process.example(), "instances", max_connections=3, max_pending_requests=3)
-    async with gateway(tmp_path, config) as under_load:
+    async with gateway(house, tmp_path, config) as under_load:
         requests = [asyncio.create_task(under_load.send(number)) for number in range(60)]
         await under_load.until(lambda: sum(task.done() for task in requests) >= 48, "Envoy answers most of them itself")
         for each in under_load.instances:
@@ -167,9 +206,12 @@ async def test_what_a_limit_of_envoys_own_keeps_from_instances_blames_none_of_th
         assert outcomes['dualmap_requests_total{outcome="refused",pool="default"}'] == statuses[503]
 
 
-async def test_a_retry_that_a_limit_of_envoys_own_prevents_is_a_fault_of_the_instance_that_died(tmp_path: Path) -> None:
+@before_the_house
+async def test_a_retry_that_a_limit_of_envoys_own_prevents_is_a_fault_of_the_instance_that_died(
+    house: House, tmp_path: Path
+) -> None:
     config = limited(envoy_process.example(), "instances", max_retries=0)
-    async with gateway(tmp_path, config) as under_load:
+    async with gateway(house, tmp_path, config) as under_load:
         running = [asyncio.create_task(under_load.send(number)) for number in range(30)]
         await under_load.until(lambda: under_load.waiting == 30, "all are in flight")
         dead, *living = under_load.instances
@@ -185,13 +227,14 @@ async def test_a_retry_that_a_limit_of_envoys_own_prevents_is_a_fault_of_the_ins
         assert under_load.log.count("max_retries in the circuit_breakers") == 1
 
 
+@before_the_house
 @pytest.mark.parametrize(("opens", "status"), [(True, 200), (False, 500)])
 async def test_beyond_the_limits_of_the_pickers_cluster_requests_pass_unplaced_unless_it_fails_closed(
-    tmp_path: Path, opens: bool, status: int
+    house: House, tmp_path: Path, opens: bool, status: int
 ) -> None:
     config = limited(envoy_process.example(), "pickers", max_requests=4)
     envoy_process.ext_proc_of(config)["failure_mode_allow"] = opens
-    async with gateway(tmp_path, config) as under_load:
+    async with gateway(house, tmp_path, config) as under_load:
         placed = [asyncio.create_task(under_load.send(number)) for number in range(4)]
         await under_load.until(lambda: under_load.waiting == 4, "all that Envoy may ask about are in flight")
         beyond = asyncio.create_task(under_load.send(4, key=None))

@@ -31,21 +31,35 @@ class WaitingInstance:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls) -> AsyncIterator[WaitingInstance]:
+    async def running(cls, port: int) -> AsyncIterator[WaitingInstance]:
         instance = cls()
-        server = await asyncio.start_server(instance._serve, "127.0.0.1", 0, backlog=4096)
-        instance.port = server.sockets[0].getsockname()[1]
-        instance._server = server
+        await instance._listen(port)
         try:
             yield instance
         finally:
             instance.die()
 
+    async def _listen(self, port: int) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=4096)
+        self.port = port
+
     _server: asyncio.Server
+
+    async def come_back(self) -> None:
+        """Listen again if it died, and answer at once, the fleet's health checks too, until ``hold``."""
+        self.go_on.set()
+        if not self._server.is_serving():
+            await self._listen(self.port)
+
+    def hold(self) -> None:
+        """Forget the requests that came, and let those to come wait for ``go_on``."""
+        self.heads.clear()
+        self.go_on.clear()
 
     def die(self) -> None:
         """Break all connections, and take no more."""
         self._server.close()
+        self.go_on.set()
         for each in list(self._connections):
             each.transport.abort()
 
