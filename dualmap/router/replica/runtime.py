@@ -92,9 +92,9 @@ class Runtime:
         self.store = store
         self.trust = trust or InstanceTrust()
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
+        """The certificates that this process presents or trusts, for reports."""
         self.warnings: list[str] = []
         """Facts about this replica that an operator has to know, in the form in which they are reported."""
-        """The certificates that this process presents or trusts, for reports."""
         self.scheduling = scheduling
         clock = clock or RealClock()
         self.tokens = Tokens(settings.jwt, clock, lambda: self.tenant_keeper.now_ms() / 1000) if settings.jwt else None
@@ -169,8 +169,8 @@ class Runtime:
         self.context.ended = _call_each(self._end_listeners)
         self.joined = False
 
-    async def start(self) -> bool:
-        """Join every pool and start the background work; True.
+    async def start(self) -> None:
+        """Join every pool and start the background work.
 
         Raises:
             StoreUnavailableError: the store is out of reach.
@@ -196,7 +196,6 @@ class Runtime:
                 self._supervisor.start(f"tokens {name}", pool.tokenizer.run)
         self._supervisor.start("peers", self.peer_watch.run)
         self.joined = True
-        return True
 
     def keep_running(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
         """Run an endless job beside its own, until it stops."""

@@ -342,7 +342,7 @@ def _tokens_of(request: InferenceRequest, asks: AskedTokens, asked: int | None, 
     if asked is not None:
         return min(MOST_TOKENS, asks.prompt_bytes), asked
     expected = expected_answer_tokens(pool.view.learned.answer_tokens, asks.output_limit)
-    if request.hides_usage and asks.output_limit is not None:  # it keeps them, see ``_drawn_output``
+    if request.hides_usage and asks.output_limit is not None:  # it keeps them, see ``Intake._draws``
         expected = asks.output_limit
     return _body_tokens(asks, pool), min(MOST_TOKENS, expected * asks.answers)
 

@@ -176,8 +176,9 @@ async def _serve(
         timeout_graceful_shutdown=math.ceil(settings.drain_timeout_s + CUT_OFF_S),
     )
     try:
-        if await wait(runtime.start) is None:
-            return
+        await wait(runtime.start)
+        if not runtime.joined:
+            return  # the process was stopped before the store answered
         runtime.keep_running("chronicle", Chronicler(runtime).run)
         if door is not None:
             ports = [await door.start(), *ports]

@@ -25,7 +25,7 @@ MOST_CONTINUATIONS: Final = 16_384.0
 
 @dataclass(slots=True)
 class Evidence:
-    """The three memories that failures go to. Times are monotonic seconds."""
+    """The two memories of failures, and the two budgets of further tries. Times are monotonic seconds."""
 
     breakers: CircuitBreakers = field(default_factory=lambda: CircuitBreakers(BreakerRule()))
     quarantine: Quarantine = field(default_factory=Quarantine)

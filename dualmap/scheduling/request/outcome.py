@@ -24,7 +24,7 @@ class Usage:
 
 
 class Outcome(StrEnum):
-    """How a placed request ended; a label in metrics."""
+    """How a request ended; a label in metrics."""
 
     COMPLETED = "completed"
     ENDED = "ended"
@@ -46,7 +46,7 @@ class FailureKind(StrEnum):
 
     CONNECT = "connect"
     CLOSED = "closed"
-    """The connection broke before the first byte of the answer."""
+    """The connection broke before the answer was complete."""
     TIMEOUT = "timeout"
     STATUS = "status"
     """The instance answered with a status that justifies a try elsewhere (``scheduling.request.answers``), or with such
