@@ -1,4 +1,4 @@
-"""The installed wheel has one package, with the rooms in it."""
+"""The installed wheel has one package, with its parts in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from dualmap.router.relay.relay import NATIVE
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = {path.parent.name for path in (ROOT / "dualmap").glob("*/__init__.py")} - {"research"}
+PACKAGES = {path.parent.name for path in (ROOT / "dualmap").glob("*/__init__.py")} - {"research"}
 
 
 def built(target: str, folder: Path, **environment: str) -> Path:
@@ -34,14 +34,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_installs_one_package_with_every_file_of_the_rooms(installed: Path) -> None:
+def test_the_wheel_installs_one_package_with_every_file_of_its_parts(installed: Path) -> None:
     packages = {path.name for path in installed.iterdir() if not path.name.endswith(".dist-info")}
     listed = subprocess.run(
-        ["git", "ls-files", *sorted(ROOMS)], cwd=ROOT / "dualmap", capture_output=True, text=True, check=True
+        ["git", "ls-files", *sorted(PACKAGES)], cwd=ROOT / "dualmap", capture_output=True, text=True, check=True
     ).stdout
 
     assert packages == {"dualmap"}
-    assert {path.name for path in (installed / "dualmap").iterdir() if path.is_dir()} == ROOMS
+    assert {path.name for path in (installed / "dualmap").iterdir() if path.is_dir()} == PACKAGES
     assert [name for name in listed.split() if not (installed / "dualmap" / name).is_file()] == []
     assert (installed / "dualmap" / "py.typed").is_file()
 
@@ -54,7 +54,7 @@ sys.path[:] = [{str(installed)!r}, *(entry for entry in sys.path if entry != {st
 import importlib.util, pkgutil
 import dualmap
 from dualmap.cli.main import COMMANDS, main
-taken = [room for room in {sorted(ROOMS)!r} if importlib.util.find_spec(room)]
+taken = [package for package in {sorted(PACKAGES)!r} if importlib.util.find_spec(package)]
 assert not taken, taken
 assert dualmap.__file__.startswith({str(installed)!r})
 of_a_checkout = {{command.module for command in COMMANDS.values() if command.of_a_checkout}}

@@ -1,4 +1,4 @@
-"""Errors of the scheduling core; each room that calls it translates them once, at its own edge."""
+"""Errors of the scheduling core; each package that calls it translates them once, at its own edge."""
 
 from __future__ import annotations
 

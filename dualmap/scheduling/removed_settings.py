@@ -1,6 +1,6 @@
 """Settings that former versions had, and what answers each of their questions now.
 
-One table for all rooms, in the lowest of those that refuse an unknown name: it serves the start of every command and
+One table for all packages, in the lowest of those that refuse an unknown name: it serves the start of every command and
 ``dualmap settings set``.
 """
 

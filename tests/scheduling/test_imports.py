@@ -34,7 +34,7 @@ ALLOWED = {
     "urllib.parse",
     "xxhash",
 }
-"""Nothing that does I/O, reads a clock or hides randomness; nothing of the other rooms."""
+"""Nothing that does I/O, reads a clock or hides randomness; nothing of the other packages."""
 
 
 def imported_rooms(source: Path) -> set[str]:

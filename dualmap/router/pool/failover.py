@@ -58,7 +58,7 @@ REMEMBERED_PARTS = 1_000
 """Budgets divided among pools whose parts a replica remembers; of others it uses equal parts without the store."""
 
 _log = logging.getLogger(__name__)
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 @dataclass(slots=True)
@@ -205,10 +205,10 @@ class FailoverPool:
 
     async def _either(
         self,
-        call: Callable[[RequestPort], Awaitable[Answer]],
-        trusts: Callable[[Answer], bool] | None = None,
+        call: Callable[[RequestPort], Awaitable[Reply]],
+        trusts: Callable[[Reply], bool] | None = None,
         releases: Sequence[Release] = (),
-    ) -> Answer:
+    ) -> Reply:
         """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
         shows that the store lost its members; what it reserved all the same is over there at the hand-over.
@@ -277,7 +277,7 @@ class FailoverPool:
     async def snapshot(self) -> PoolSnapshot:
         return await self._of_the_fleet(self._primary.snapshot)
 
-    async def _of_the_fleet(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _of_the_fleet(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """A call of the shared store that a local state cannot answer. Raises StoreUnavailableError, at once while this
         replica decides alone."""
         if await self._local_pool() is not None:

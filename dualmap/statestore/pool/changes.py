@@ -20,7 +20,7 @@ from dualmap.statestore.pool.readable import is_readable
 MAX_ATTEMPTS = 64
 """Attempts to make a change while others write the same keys."""
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Changes:
         )
         return made
 
-    async def _derive(self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]) -> Answer:
+    async def _derive(self, derive: Callable[[], Awaitable[tuple[Reply, Change]]]) -> Reply:
         """The answer, once the change that was read and derived with it is made.
 
         Raises:
@@ -94,9 +94,7 @@ class Changes:
         """
         return (await self._derive_made(derive))[0]
 
-    async def _derive_made(
-        self, derive: Callable[[], Awaitable[tuple[Answer, Change]]]
-    ) -> tuple[Answer, Sequence[Any]]:
+    async def _derive_made(self, derive: Callable[[], Awaitable[tuple[Reply, Change]]]) -> tuple[Reply, Sequence[Any]]:
         """Derive and make a change like ``_derive``; returns also what ``_make`` returned."""
         # A change is a compare-and-set: one script checks all that was read, so a lost race means reading again.
         for _ in range(MAX_ATTEMPTS):

@@ -1,9 +1,9 @@
 """One pool's shared state, in commands and scripts of Redis.
 
 It is the shared truth about a pool: members, loads, queues, KV metadata, hotness, leases. It keeps books and decides
-nothing: it checks a precondition, moves counts and memberships, and answers what it found. Unless it says otherwise, a
+nothing: it checks a precondition, moves counts and memberships, and replies what it found. Unless it says otherwise, a
 call is atomic: its effect is seen whole or not at all, by every replica in the same order. Every transition of a
-request is idempotent: a repetition after a lost answer changes nothing and reports the state as it is.
+request is idempotent: a repetition after a lost reply changes nothing and reports the state as it is.
 
 Times are milliseconds of the store's own clock (Redis ``TIME``); no caller's clock enters. The states of a request are
 in ``scheduling.state.request``. A transition that leaves room where requests are held replies the head of that queue:

@@ -15,9 +15,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 from dualmap.statestore.errors import UnreadableStateError
 
 Parameters = ParamSpec("Parameters")
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 Entry = TypeVar("Entry")
-Call = Callable[Parameters, Coroutine[Any, Any, Answer]]
+Call = Callable[Parameters, Coroutine[Any, Any, Reply]]
 
 UNREADABLE: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, struct.error)
 """Exceptions that parsing raises where a text is not what it should be."""
@@ -29,11 +29,11 @@ def unreadable(what: str, error: Exception) -> UnreadableStateError:
     return UnreadableStateError(f"what the store keeps cannot be read ({what}): {error!r}")
 
 
-def reads(call: Call[Parameters, Answer]) -> Call[Parameters, Answer]:
+def reads(call: Call[Parameters, Reply]) -> Call[Parameters, Reply]:
     """A call whose replies may not be readable: that is an ``UnreadableStateError``."""
 
     @wraps(call)
-    async def read(*arguments: Parameters.args, **named: Parameters.kwargs) -> Answer:
+    async def read(*arguments: Parameters.args, **named: Parameters.kwargs) -> Reply:
         try:
             return await call(*arguments, **named)
         except UNREADABLE as error:

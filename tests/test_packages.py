@@ -1,4 +1,4 @@
-"""The arrows between rooms go one way, and the scheduling core stays pure."""
+"""The arrows between packages go one way, and the scheduling core stays pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOLDERS = {
         "engine", "workload", "figures", "virtual_time", "capacity", "replay", "emulator", "calibrate", "commands",
     ),
 }  # fmt: skip
-"""The folders of a room. Each may import those before it, and the modules beside the folders, which import none of
+"""The folders of a package. Each may import those before it, and the modules beside the folders, which import none of
 them."""
 IMPURE = {
     "asyncio", "time", "datetime", "random", "secrets", "uuid", "os", "socket", "threading", "subprocess", "logging",
@@ -40,13 +40,13 @@ IMPURE = {
 }  # fmt: skip
 
 
-def modules(room: str) -> list[Path]:
-    return sorted((PACKAGE / room).rglob("*.py"))
+def modules(package: str) -> list[Path]:
+    return sorted((PACKAGE / package).rglob("*.py"))
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
-    """The room, or the top-level name of another package, of everything that a module imports, wherever in it, with the
-    line. A room that is imported without the namespace is ``.ROOM``."""
+    """The package of the project, or the name of another one, of everything that a module imports, wherever in it, with
+    the line. A package that is imported without ``dualmap`` is ``.NAME``."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -64,21 +64,21 @@ def imported(path: Path) -> Iterator[tuple[str, int]]:
                 yield f".{first}" if first in MAY_IMPORT else first, node.lineno
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_a_room_imports_only_the_rooms_below_it(room: str) -> None:
-    assert modules(room), f"the room {room} is empty"
-    allowed = MAY_IMPORT[room] | {room}
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_the_packages_below_it(package: str) -> None:
+    assert modules(package), f"the package {package} is empty"
+    allowed = MAY_IMPORT[package] | {package}
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules(room)
+        for path in modules(package)
         for name, line in imported(path)
         if name in MAY_IMPORT and name not in allowed
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def imported_folders(path: Path, room: str) -> Iterator[tuple[str, int]]:
-    """The folders of a room that a module imports from, wherever in it, with the line."""
+def imported_folders(path: Path, package: str) -> Iterator[tuple[str, int]]:
+    """The folders of a package that a module imports from, wherever in it, with the line."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -88,21 +88,21 @@ def imported_folders(path: Path, room: str) -> Iterator[tuple[str, int]]:
             continue
         for name in names:
             parts = name.split(".")
-            if parts[:2] == ["dualmap", room] and parts[2] in FOLDERS[room]:
+            if parts[:2] == ["dualmap", package] and parts[2] in FOLDERS[package]:
                 yield parts[2], node.lineno
 
 
-@pytest.mark.parametrize("room", FOLDERS)
-def test_a_folder_of_a_room_imports_only_the_ones_before_it(room: str) -> None:
-    order = FOLDERS[room]
-    folders = {path.name for path in (PACKAGE / room).iterdir() if (path / "__init__.py").exists()}
+@pytest.mark.parametrize("package", FOLDERS)
+def test_a_folder_of_a_package_imports_only_the_ones_before_it(package: str) -> None:
+    order = FOLDERS[package]
+    folders = {path.name for path in (PACKAGE / package).iterdir() if (path / "__init__.py").exists()}
     wrong = []
-    for path in modules(room):
-        own = path.relative_to(PACKAGE / room).parts[0]
+    for path in modules(package):
+        own = path.relative_to(PACKAGE / package).parts[0]
         known = order[: order.index(own) + 1] if own in folders else ()
         wrong += [
             f"{path.relative_to(ROOT)}:{line} imports {name}"
-            for name, line in imported_folders(path, room)
+            for name, line in imported_folders(path, package)
             if name not in known
         ]
 
@@ -110,11 +110,11 @@ def test_a_folder_of_a_room_imports_only_the_ones_before_it(room: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("room", ["scheduling", "api_bodies", "router/answers"])
-def test_the_pure_rooms_do_no_io_read_no_clock_and_draw_no_randomness(room: str) -> None:
+@pytest.mark.parametrize("package", ["scheduling", "api_bodies", "router/answers"])
+def test_the_pure_packages_do_no_io_read_no_clock_and_draw_no_randomness(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for path in modules(room)
+        for path in modules(package)
         for name, line in imported(path)
         if name in IMPURE
     ]
@@ -122,7 +122,7 @@ def test_the_pure_rooms_do_no_io_read_no_clock_and_draw_no_randomness(room: str)
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "dualmap", "examples", "tests"])
-def test_rooms_are_imported_from_the_package_alone(folder: str) -> None:
+def test_packages_are_imported_by_their_full_names(folder: str) -> None:
     """The checkout's root is on the path of its own Python, where ``router`` would be a second copy of every module."""
     found = sorted((ROOT / folder).rglob("*.py"))
     wrong = [
@@ -134,16 +134,16 @@ def test_rooms_are_imported_from_the_package_alone(folder: str) -> None:
     assert found and not wrong, "\n".join(wrong)
 
 
-def test_every_folder_of_the_package_is_a_room() -> None:
+def test_every_folder_of_the_package_is_a_package() -> None:
     assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(MAY_IMPORT)
 
 
-@pytest.mark.parametrize("room", ["router", "statestore", "workers"])
-def test_three_rooms_are_seen_at_the_top_of_the_repository(room: str) -> None:
-    assert (ROOT / room).resolve() == PACKAGE / room
+@pytest.mark.parametrize("package", ["router", "statestore", "workers"])
+def test_three_packages_are_seen_at_the_top_of_the_repository(package: str) -> None:
+    assert (ROOT / package).resolve() == PACKAGE / package
 
 
-def test_every_room_can_fail_this_test(tmp_path: Path) -> None:
+def test_every_package_can_fail_this_test(tmp_path: Path) -> None:
     """The check itself: an import inside a function is found as well."""
     module = tmp_path / "sneaky.py"
     module.write_text("def f():\n    from dualmap.router.settings import RouterSettings\n    return RouterSettings\n")
@@ -163,7 +163,7 @@ def test_tests_share_nothing_by_a_conftest_or_by_another_test() -> None:
 
 
 def test_one_module_merges_the_settings_in_force_and_others_request_them_of_it() -> None:
-    calls = [path for room in MAY_IMPORT for path in modules(room) if "with_overrides" in path.read_text("utf-8")]
+    calls = [path for package in MAY_IMPORT for path in modules(package) if "with_overrides" in path.read_text("utf-8")]
     assert [str(path.relative_to(PACKAGE)) for path in calls] == [
         "scheduling/settings.py",
         "statestore/pool/running_settings.py",
