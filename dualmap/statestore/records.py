@@ -29,6 +29,7 @@ from dualmap.scheduling.state.instance import (
     LiveCounts,
     Role,
     seconds_since,
+    stalled_s,
 )
 from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, RequestState, StoredRequest
@@ -98,10 +99,9 @@ class InstanceRecord(LiveCounts):
         return [name for name, begins in begun.items() if begins]
 
     def load(self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0) -> InstanceLoad:
-        seen_ms, has_work = self.last_prefill_ms, self.pending_tokens > self.deferred_tokens
-        stalled_s = seconds_since(now_ms, seen_ms, self.work_since_ms) if has_work else 0.0
+        seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
-        derived = (hit_blocks, window_tokens, stalled_s, None, seen_ms, silent_s)
+        derived = (hit_blocks, window_tokens, stalled_s(self, now_ms), None, seen_ms, silent_s)
         return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))  # type: ignore[call-arg,arg-type]
 
     @property

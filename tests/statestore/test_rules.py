@@ -6,14 +6,16 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 
-from dualmap.scheduling.estimates.weights import Form, features_at
+from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
-from dualmap.scheduling.state.instance import COUNTED, InstanceLoad, InstanceState, overtaken_tokens, seconds_since
+from dualmap.scheduling.state.instance import COUNTED, InstanceLoad, InstanceState, overtaken_tokens
+from dualmap.scheduling.state.instance import stalled_s as stalled_for_s
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import (
     REPORTED_FIELDS,
@@ -102,10 +104,17 @@ def cases(rng: random.Random) -> Iterator[Case]:
         written = tables[type(given)](given) if type(given) in tables else given
         return rule.__name__, [written, *more], None, [*found] if isinstance(found, Form) else [float(found)]
 
+    stamps = SimpleNamespace(
+        pending_tokens=load.pending_tokens,
+        deferred_tokens=load.deferred_tokens,
+        last_prefill_ms=NOW_MS - rng.randrange(-100, 9000),
+        work_since_ms=NOW_MS - rng.randrange(9000),
+    )
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
     yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)))
+    yield one(rank_s, load, slack, 4.0)
+    yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))
-    yield one(seconds_since, NOW_MS, NOW_MS - rng.randrange(-100, 9000), NOW_MS - rng.randrange(9000))
     yield "finds_memory", [uncached, table, 400_000], None, [float(finds_memory(uncached, load, 400_000))]
     yield one(is_calm, slack, 800.0, NOW_MS, NOW_MS + rng.randrange(9000))
     yield one(context_tokens_of, request)

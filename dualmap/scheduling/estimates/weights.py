@@ -14,7 +14,7 @@ from operator import mul
 from typing import Annotated, Final, NamedTuple, get_type_hints
 
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
 
 
 class Form(NamedTuple):
@@ -94,17 +94,17 @@ def features_at(
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
-    rate, kv_demand = instance.prefill_tokens_per_s, instance.context_tokens / instance.kv_capacity_tokens
+    rate, demand = instance.prefill_tokens_per_s, kv_demand(instance.context_tokens, instance.kv_capacity_tokens)
     compute_s, dispatched_s = uncached_tokens / rate, instance.dispatched_tokens / rate
     return Form(
         constant=1.0,
         ahead_s=(instance.pending_tokens - overtaken_tokens) / rate,
         overtaken_s=overtaken_tokens / rate,
-        kv_demand=kv_demand,
+        kv_demand=demand,
         compute_s=compute_s,
         uncached_tokens=uncached_tokens,
         attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
-        crowded_compute_s=compute_s * kv_demand,
+        crowded_compute_s=compute_s * demand,
         stall_s=stalled_s if stalled_s >= stall_from_s else 0.0,
         progress_s=min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
         running_share=instance.running_requests / instance.max_running_requests,
@@ -112,6 +112,13 @@ def features_at(
         prompt_tokens=prompt_tokens,
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
     )
+
+
+def rank_s(instance: InstanceLoad, overtaken_tokens: int, kv_weight_s: float) -> float:
+    """The rank of an instance among the least loaded: its work on time, and its KV memory in use at the price that the
+    default policy puts on it. The scripts run the same rule."""
+    ahead_s = (instance.pending_tokens - overtaken_tokens) / instance.prefill_tokens_per_s
+    return ahead_s + kv_weight_s * kv_demand(instance.context_tokens, instance.kv_capacity_tokens)
 
 
 def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:

@@ -190,7 +190,6 @@ class InstanceLoad(LiveCounts):
 
     @property
     def kv_demand(self) -> float:
-        """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
         return kv_demand(self.context_tokens, self.kv_capacity_tokens)
 
 
@@ -205,11 +204,31 @@ def overtaken_tokens(instance: InstanceLoad, yielding_tokens: int = 0) -> int:
     return instance.deferred_tokens + min(max(instance.passed_over_tokens, yielding_tokens), held_tokens)
 
 
+class PrefillTimes(Protocol):
+    """The part of an instance's record that a decode stall follows from."""
+
+    @property
+    def pending_tokens(self) -> int: ...
+    @property
+    def deferred_tokens(self) -> int: ...
+    @property
+    def last_prefill_ms(self) -> int: ...
+    @property
+    def work_since_ms(self) -> int: ...
+
+
+def stalled_s(instance: PrefillTimes, now_ms: int) -> float:
+    """Time for which an instance with work on time has finished no prefill; 0 where it has none."""
+    if instance.pending_tokens > instance.deferred_tokens:
+        return seconds_since(now_ms, instance.last_prefill_ms, instance.work_since_ms)
+    return 0.0
+
+
 def seconds_since(now_ms: int, last_prefill_ms: int, began_ms: int) -> float:
     """Time since a prefill was last seen to have finished, or since what waits for one began."""
     return max(0, now_ms - max(last_prefill_ms, began_ms)) / 1000
 
 
 def kv_demand(context_tokens: int, kv_capacity_tokens: int) -> float:
-    """See ``InstanceLoad.kv_demand``."""
+    """Context tokens over KV memory: above 1 where running requests share prefixes, or overcommit it."""
     return context_tokens / max(1, kv_capacity_tokens)

@@ -5,7 +5,7 @@ local records = require('records')
 local rules = require('rules')
 local complete_instance = records.complete_instance
 local described_text, rest_text = records.described_text, records.rest_text
-local overtaken_tokens, is_calm_with = rules.overtaken_tokens, rules.is_calm
+local overtaken_tokens, rank_s, is_calm_with = rules.overtaken_tokens, rules.rank_s, rules.is_calm
 local ipairs, tonumber, unpack = ipairs, tonumber, unpack
 local call = redis.call
 
@@ -92,14 +92,13 @@ local function write_record(instance)
   call('HSET', keys.instance_records, instance.id, instance.text)
 end
 
--- Also its rank among the least loaded of its role: seconds of prefill on time, and what KV memory in use counts for.
+-- Also its rank among the least loaded of its role.
 local function write(instance)
   instance.version = instance.version + 1
   write_record(instance)
   if takes_requests(instance) then
-    local ahead_s = (instance.pending_tokens - overtaken_tokens(instance, 0)) / instance.tokens_per_s
-    local work_s = ahead_s + terms.kv_weight_s * (instance.context_tokens / instance.kv_capacity_tokens)
-    call('ZADD', keys.least_loaded .. instance.role, work_s, instance.id)
+    local rank = rank_s(instance, overtaken_tokens(instance, 0), terms.kv_weight_s)
+    call('ZADD', keys.least_loaded .. instance.role, rank, instance.id)
   else
     call('ZREM', keys.least_loaded .. instance.role, instance.id)
   end

@@ -4,7 +4,7 @@ local records = require('records')
 local rules = require('rules')
 local overtaken_by, idle_instance = instances.overtaken_by, records.idle_instance
 local hit_blocks, prefill_tokens = kv.hit_blocks, kv.prefill_tokens
-local features_at, seconds_since = rules.features_at, rules.seconds_since
+local features_at, stalled_s = rules.features_at, rules.stalled_s
 local decode = cjson.decode
 
 -- The last options that were decoded, and their text: most calls have the same ones.
@@ -30,14 +30,11 @@ end
 -- What a placement would cost on an instance of one option, an expected miss of its SLO included; and what is
 -- compared with the other option.
 local function weigh(instance, chain, placement, option, guess, now_ms)
-  local prompt_tokens, stalled_s = placement.told.prompt_tokens, 0
+  local prompt_tokens = placement.told.prompt_tokens
   local hit, stamp = hit_blocks(instance.id, chain, guess)
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
-  if instance.pending_tokens > instance.deferred_tokens then
-    stalled_s = seconds_since(now_ms, instance.last_prefill_ms, instance.work_since_ms)
-  end
-  local features = features_at(instance, overtaken_by(instance, placement.precedes), stalled_s, terms.stall_from_s,
-    uncached, prompt_tokens, placement.hot_tokens or 0)
+  local features = features_at(instance, overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms),
+    terms.stall_from_s, uncached, prompt_tokens, placement.hot_tokens or 0)
   local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
   local missed = ttft_s > placement.slo_s
   return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,
