@@ -7,8 +7,10 @@ Rules for this file:
   awaits, the simulator in virtual time, a test by hand. A rule that stands in a driver is in the wrong place.
 - It is the only owner of where a request is. Everything that depends on that is a function of the machine's values:
   what a store that lost it is told (``stored_request``), what is learned from it, and what people read.
-- ``TRANSITIONS`` says what is legal; whatever is missing there raises ``TransitionError`` and changes nothing. An event
-  that comes after the end is late news, and changes nothing either: ends and failures race with each other.
+- ``LEGAL_IN`` says in which phases an event may come, and is read before anything else; an event that is not legal
+  raises ``TransitionError`` and changes nothing. ``TRANSITIONS`` says where an event leads, by the input that the
+  handler takes it for. An event that comes after the end is late news, and changes nothing: ends and failures race with
+  each other.
 - At most the last of the effects that one event returns has an answer. So a driver is a loop, and nothing else happens
   to the request between an effect and its answer but that it is cancelled (``Ended``).
 - Every end goes through ``_end``, which releases what may be reserved. A reservation may exist from the moment its
@@ -225,6 +227,12 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
 
 TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
 """The phase after an input. A pair that is missing is illegal."""
+
+
+def phases_with(given: Input) -> tuple[Phase, ...]:
+    """The phases in which an input is legal."""
+    return tuple(phase for phase in Phase if (phase, given) in TRANSITIONS)
+
 
 WAS_SENT: Final = ON_AN_INSTANCE - {Phase.DISPATCHED, Phase.PAIRING}
 """An instance has it, and has not failed it."""
@@ -881,7 +889,10 @@ class RequestMachine:
         """
         if self.phase is _DONE:
             return _NOTHING
-        return _HANDLERS[type(event)](self, event, now_s)
+        kind = type(event)
+        if self.phase not in LEGAL_IN[kind]:
+            raise TransitionError(f"a request that is {self.phase} cannot take {event}")
+        return _HANDLERS[kind](self, event, now_s)
 
     # what it is now --------------------------------------------------------------------------------------------
     @property
@@ -989,19 +1000,11 @@ class RequestMachine:
         except KeyError:
             raise TransitionError(f"a request that is {self.phase} cannot be {given}") from None
 
-    def _illegal(self, event: Event) -> TransitionError:
-        """Raised before anything has changed, where an event decides only after that which input it is."""
-        return TransitionError(f"a request that is {self.phase} cannot take {event}")
-
     # from its arrival to an instance ---------------------------------------------------------------------------
-    def _arrived(self, event: Arrived, now_s: float) -> Effects:
-        if self.phase is not _NEW:
-            raise self._illegal(event)
+    def _arrived(self, _: Arrived, now_s: float) -> Effects:
         return self._admit(now_s)
 
-    def _trial_over(self, event: TrialOver, now_s: float) -> Effects:
-        if self.phase is not _ADMITTING:
-            raise self._illegal(event)
+    def _trial_over(self, _: TrialOver, now_s: float) -> Effects:
         return self._admit(now_s)
 
     def _admit(self, now_s: float) -> Effects:
@@ -1099,8 +1102,8 @@ class RequestMachine:
         return kept if self.placed is None else replace(kept, drawn="")
 
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
-        if self.phase is not _PLACING or self.spec.chain is not None:
-            raise self._illegal(event)
+        if self.spec.chain is not None:
+            raise TransitionError("a request that is scheduled is not registered")
         self.registered, self.drawn = True, event.drawn
         return self._pick(now_s)
 
@@ -1123,8 +1126,6 @@ class RequestMachine:
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
         placed, breakers = event.placed, self.rules.evidence.breakers
         reply = placed.reply
-        if self.phase is not _PLACING:
-            raise self._illegal(event)
         self.placed = self.estimate = placed
         self.drawn = reply.drawn
         self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
@@ -1175,8 +1176,6 @@ class RequestMachine:
         )
 
     def _granted(self, event: Granted, now_s: float) -> Effects:
-        if self.phase is not Phase.HELD:
-            raise self._illegal(event)
         self._hold_ends(now_s)
         if event.target is None:
             return self._removed(now_s)
@@ -1236,9 +1235,7 @@ class RequestMachine:
         room.enter()
         return (AwaitInstance(max(0.0, room.within_s - (now_s - self.awaits_since_s))),)
 
-    def _instance_ready(self, event: InstanceReady, now_s: float) -> Effects:
-        if self.phase is not _AWAITING:
-            raise self._illegal(event)
+    def _instance_ready(self, _: InstanceReady, now_s: float) -> Effects:
         self._leave_room()
         self._move(Input.INSTANCE_CAME)
         return self._search(now_s)
@@ -1248,8 +1245,6 @@ class RequestMachine:
             self.rules.waiting_room.leave()
 
     def _renamed(self, event: Renamed, now_s: float) -> Effects:
-        if self.phase is not _PLACING:
-            raise self._illegal(event)
         self.request_id = event.request_id
         return self._search(now_s)
 
@@ -1446,8 +1441,6 @@ class RequestMachine:
             self._judge(self.answering_id, failure, now_s)
             self._note_loss(self.answering_id, failure, now_s)
             return _NOTHING
-        if self.phase not in ON_AN_INSTANCE:
-            raise TransitionError(f"no instance can fail a request that is {self.phase}")
         failed_id = self.instance_id
         if decode is not None:
             failed_id = decode.last_id or failed_id
@@ -1865,6 +1858,30 @@ _TIMES_OUT: Final = frozenset({FailureKind.TIMEOUT, FailureKind.OVERDUE})
 _COMPUTES: Final = frozenset({Phase.PRESUMED, Phase.DECODING})
 """The phases in which an answer that is only seen whole is being computed."""
 _PREFILL_IS_OVER: Final = frozenset({Phase.PRESUMED, Phase.STAGED, Phase.DECODING, Phase.ANSWERING})
+
+LEGAL_IN: Final[Mapping[type[Event], tuple[Phase, ...]]] = {
+    Arrived: (Phase.NEW,),
+    TrialOver: (Phase.ADMITTING,),
+    Reserved: (Phase.PLACING,),
+    Registered: (Phase.PLACING,),
+    NotPlaced: (Phase.PLACING,),
+    Renamed: (Phase.PLACING,),
+    InstanceReady: (Phase.AWAITING,),
+    Granted: (Phase.HELD,),
+    ReservationLost: (Phase.HELD,),
+    TurnedAway: (Phase.HELD, Phase.AWAITING),
+    Sent: phases_with(Input.SENT),
+    PrefillPresumed: phases_with(Input.PREFILL_PRESUMED),
+    DeadlinePassed: tuple(Phase),
+    FirstToken: phases_with(Input.FIRST_TOKEN),
+    PrefillEnded: phases_with(Input.PREFILL_ENDED),
+    DecoderReserved: phases_with(Input.DECODER_TAKEN),
+    NoDecoder: phases_with(Input.DECODER_TAKEN),
+    Failed: phases_with(Input.FAILED),
+    Moved: phases_with(Input.MOVED),
+    Ended: phases_with(Input.ENDED),
+}
+"""The phases in which an event may come. Tuples: to look a phase up there compares identities, and calls nothing."""
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
     Arrived: RequestMachine._arrived,
