@@ -243,7 +243,7 @@ class KeptStream:
     def release(self) -> None:
         """The stream is over."""
         self._budget.give_back(self._reserved)
-        self._reserved = 0
+        self._reserved, self.on_loss = 0, None
         self._events, self._packed = [], []
         self.lost = True
 
@@ -320,11 +320,11 @@ class KeptStream:
 
     def _lose(self) -> None:
         """Keep it no more."""
-        first, self.lost = not self.lost, True
+        first, self.lost, on_loss = not self.lost, True, self.on_loss
         self._budget.lost += first
         self.release()
-        if first and self.on_loss is not None:
-            self.on_loss()
+        if first and on_loss is not None:
+            on_loss()
 
 
 def _before_message_end(data: bytes) -> tuple[bytes, bytes]:

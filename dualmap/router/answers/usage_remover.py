@@ -37,29 +37,32 @@ class UsageRemover:
 
     idle = True
     """The next byte begins an event, and none waits."""
-    sends_unrequested = False
-    """The instance sends usage without a request for it."""
-    _last = b""
-    """The event with the finish reason, while the next one is awaited."""
-    _behind = b""
-    """Comments that came after it."""
+
+    def __init__(self) -> None:
+        self._kept_back = _KeptBack()
 
     @cached_property
     def _editor(self) -> EventEditor:
         """Made for the first bytes that are parsed by event: many streams have none."""
-        return EventEditor(self._edited, _MAX_HELD_BYTES, comment=self._passed, release=self._release)
+        kept_back = self._kept_back
+        return EventEditor(kept_back.edited, _MAX_HELD_BYTES, comment=kept_back.passed, release=kept_back.release)
+
+    @property
+    def sends_unrequested(self) -> bool:
+        """Whether the instance sends usage without a request for it."""
+        return self._kept_back.sends_unrequested
 
     @property
     def held(self) -> bytes:
         """A whole event that was not passed on yet, and comments."""
-        return self._last + self._behind
+        return self._kept_back.last + self._kept_back.behind
 
     def end(self) -> bytes:
         """The client's part of what was not passed on yet, of a stream that is over."""
         if self.idle:
             return b""
         rest = self._editor.end()
-        return rest + self._release()
+        return rest + self._kept_back.release()
 
     @property
     def between_events(self) -> bool:
@@ -70,27 +73,39 @@ class UsageRemover:
         """The client's part of the next bytes; may be empty."""
         if self.idle and (
             (data.endswith(_EVENT_ENDS) and _USAGE not in data and _STOPPED not in data and _SPACED_STOP not in data)
-            or self.sends_unrequested
+            or self._kept_back.sends_unrequested
         ):
             return data
         passed_on = self._editor.feed(data)
-        self.idle = self._editor.idle and not self._last
+        self.idle = self._editor.idle and not self._kept_back.last
         return passed_on
 
-    def _release(self) -> bytes:
+
+class _KeptBack:
+    """What is kept back of a stream until its next event. The editor of the stream refers to this, and this to nothing:
+    a cycle would have every stream wait for the garbage collector."""
+
+    sends_unrequested = False
+    last = b""
+    """The event with the finish reason, while the next one is awaited."""
+    behind = b""
+    """Comments that came after it."""
+
+    def release(self) -> bytes:
         """Pass on what waits for the next event, which does not come whole, or not at all."""
-        waiting, self._last, self._behind = self._last + self._behind, b"", b""
+        waiting, self.last, self.behind = self.last + self.behind, b"", b""
         return waiting
 
-    def _passed(self, comment: bytes) -> bytes:
+    def passed(self, comment: bytes) -> bytes:
         """The bytes to pass on when a comment comes."""
-        if not self._last:
+        if not self.last:
             return comment
-        self._behind += comment
-        return self._release() if len(self._behind) > _MAX_BEHIND_BYTES else b""
+        self.behind += comment
+        return self.release() if len(self.behind) > _MAX_BEHIND_BYTES else b""
 
-    def _edited(self, event: bytes) -> bytes:
-        last, behind, waiting = self._last, self._behind, self._release()
+    def edited(self, event: bytes) -> bytes:
+        """The bytes to pass on when an event comes."""
+        last, behind, waiting = self.last, self.behind, self.release()
         is_last = not self.sends_unrequested and (_STOPPED in event or _SPACED_STOP in event)
         value = event_object(event) if is_last or _USAGE in event else None
         if value is None or self.sends_unrequested:
@@ -101,7 +116,7 @@ class UsageRemover:
         if choices and has_usage:
             self.sends_unrequested = True
         elif is_last:
-            self._last = event
+            self.last = event
             return waiting
         return waiting + event
 

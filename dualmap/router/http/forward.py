@@ -236,6 +236,7 @@ class Forwarding:
             if self._several is not None:
                 self._several.release()
             self._placed.finish(outcome, usage, self.sender.counted)
+            self._split = None  # its legs refer to this
 
     async def _go_on(self, result: AnswerResult) -> AnswerResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""

@@ -65,7 +65,7 @@ class Sender:
     left = NO_ENDING
     """The findings in an answer that was left before its end."""
     driver: AnswerDriver | None = None
-    """That of the client's answer, or of a part of it: the last one that was begun."""
+    """That of the client's answer, or of a part of it, while it is awaited. Not longer: it has what refers to this."""
 
     def __init__(
         self,
@@ -150,6 +150,7 @@ class Sender:
             loss_notifier.unwatch(instance_id, driver)
             if receiver is not None:
                 receiver.part.release()
+                self.driver = None
         plane.upstreams.release(connection)
         if self._counts:
             self._count(driver)

@@ -476,6 +476,7 @@ class LiveRequest:
         if self.on_evict is not None:
             pool.evictable.remove(machine.instance_id, self)
             self.on_evict = None
+        self.on_leave = None  # the legs of a split request refer to this
         if self._uncounted is not None:
             self._count_placed()
         count_end(machine, pool.metrics)
