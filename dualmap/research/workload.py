@@ -148,10 +148,6 @@ class Workload:
             return self.warm_up_requests
         return self.requests // self.traffic.warm_up_share
 
-    @property
-    def counted_requests(self) -> int:
-        return self.requests - self.skip_requests
-
     def source(self, seed: int) -> TraceSource:
         """The source for a seed: 1, 2, … of a generator; of a file its first, second, … window."""
         cap = PAPER_CAPS.get(self.preset.partition(":")[0]) if self.traffic.capped else None

@@ -125,7 +125,13 @@ def load_scripts(scheduling: SchedulingSettings) -> Scripts:
     Raises:
         KeyError: a script uses a name that does not exist.
     """
-    values = {("terms", name): repr(constant) for name, constant in _terms(scheduling).items()}
+    return _assembled(tuple(_terms(scheduling).items()))
+
+
+@cache
+def _assembled(terms: tuple[tuple[str, float | str], ...]) -> Scripts:
+    """The scripts with these constants: few processes have more than one set of them, and tests start many stores."""
+    values = {("terms", name): repr(constant) for name, constant in terms}
     values |= {("keys", name): f"KEYS[1] .. '{text}'" for name, text in KEY_NAMES.items()}
     values["terms", "refused"] = "'" + "".join([f"\\{each:03}" for each in packed_counts(Counts(refused=1))]) + "'"
     values["terms", "budget_kinds"] = "{ " + ", ".join(map(repr, KINDS)) + " }"
