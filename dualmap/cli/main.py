@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from dualmap.cli.errors import CommandError
 from dualmap.cli.parser import CommandParser
+from dualmap.runtime.collector import uncollected
 from dualmap.runtime.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -179,9 +180,16 @@ def _run(name: str, words: list[str]) -> int:
     if "-h" in words or "--help" in words:
         parser.parse_args(words)
 
-    from dualmap.cli.configuration import ConfigurationError, load_settings, names_a_fleet, nearly_settings, split_flags
-    from dualmap.cli.fleet_folder import fleet_of_this_machine
-    from dualmap.cli.own_policies import load_own_policies
+    with uncollected():
+        from dualmap.cli.configuration import (
+            ConfigurationError,
+            load_settings,
+            names_a_fleet,
+            nearly_settings,
+            split_flags,
+        )
+        from dualmap.cli.fleet_folder import fleet_of_this_machine
+        from dualmap.cli.own_policies import load_own_policies
 
     try:
         load_own_policies()
@@ -219,7 +227,8 @@ def _never(_: argparse.Namespace) -> bool:
 
 def command_parser(name: str) -> tuple[CommandModule, argparse.ArgumentParser]:
     """A command's module, and the parser of its words."""
-    module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
+    with uncollected():
+        module = cast("CommandModule", importlib.import_module(COMMANDS[name].module))
     command = COMMANDS[name]
     lines = [f"  dualmap {name} {words}".rstrip() for words in command.examples]
     every = "Every setting is a flag too (--router.port 8000); 'dualmap settings --list' names them all."

@@ -10,6 +10,7 @@ from dualmap.cli.errors import CommandError
 from dualmap.cli.logs import log_to_stderr
 from dualmap.cli.parent import end_with_parent
 from dualmap.cli.settings import Settings
+from dualmap.runtime.collector import uncollected
 
 SHORTHANDS = {
     "--instances": "emulator.instances",
@@ -25,9 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    import uvloop
+    with uncollected():
+        import uvloop
 
-    from dualmap.simulation.emulator.serve import serve
+        from dualmap.simulation.emulator.serve import serve
 
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)

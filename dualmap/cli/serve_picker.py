@@ -7,6 +7,7 @@ import argparse
 from dualmap.cli.errors import UnfitSettingsError
 from dualmap.cli.serve_router import not_listening_at, run_replica
 from dualmap.cli.settings import Settings
+from dualmap.runtime.collector import uncollected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 
     picker = settings.picker
     try:
-        from dualmap.router.serving.picker_door import door_of
+        with uncollected():
+            from dualmap.router.serving.picker_door import door_of
     except ImportError as error:
         raise UnfitSettingsError(f"an endpoint picker needs more: {how_to_install('picker')} ({error})") from error
 

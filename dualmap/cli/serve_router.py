@@ -15,6 +15,7 @@ from dualmap.cli.logs import log_to_stderr
 from dualmap.cli.parent import end_with_parent
 from dualmap.cli.service_manager import ServiceManager
 from dualmap.cli.settings import Settings
+from dualmap.runtime.collector import uncollected
 
 if TYPE_CHECKING:
     from dualmap.router.serving.serve import MakeDoor
@@ -50,15 +51,16 @@ def run_replica(
     door_port: int | None = None,
 ) -> int:
     """Serve until a signal to stop; with a ``door`` requests come there."""
-    import uvloop
+    with uncollected():
+        import uvloop
 
-    from dualmap.router.admin.exposure import OpenAdminError
-    from dualmap.router.requests.tracing import TracingUnavailableError
-    from dualmap.router.serving.serve import serve
-    from dualmap.router.tenants.signed_tokens import TokensUnavailableError
-    from dualmap.router.tokens import NoTokenizerError
-    from dualmap.runtime.certificates import CertificateError
-    from dualmap.statestore.errors import StoreError
+        from dualmap.router.admin.exposure import OpenAdminError
+        from dualmap.router.requests.tracing import TracingUnavailableError
+        from dualmap.router.serving.serve import serve
+        from dualmap.router.tenants.signed_tokens import TokensUnavailableError
+        from dualmap.router.tokens import NoTokenizerError
+        from dualmap.runtime.certificates import CertificateError
+        from dualmap.statestore.errors import StoreError
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     own_name = f"{name}-{secrets.token_hex(3)}" if name else None

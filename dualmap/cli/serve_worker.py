@@ -13,6 +13,7 @@ from dualmap.cli.logs import log_to_stderr
 from dualmap.cli.parent import end_with_parent
 from dualmap.cli.service_manager import ServiceManager
 from dualmap.cli.settings import Settings
+from dualmap.runtime.collector import uncollected
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    from dualmap.statestore.errors import StoreError
-    from dualmap.workers.serve import serve
+    with uncollected():
+        from dualmap.statestore.errors import StoreError
+        from dualmap.workers.serve import serve
 
     # Never the same id twice, even with the same name: a lease must not be taken for that of a former process.
     worker_id = f"{arguments.name}-{secrets.token_hex(3)}" if arguments.name else None

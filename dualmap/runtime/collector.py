@@ -1,8 +1,23 @@
-"""The garbage collector of a process that serves for months."""
+"""The garbage collector while a process starts, and once it serves for months."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Import modules in it: what they make stays, so a collector that looks for garbage among it finds none, and takes
+    a fifth of the time of a start."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def settle_collector() -> None:

@@ -1,4 +1,4 @@
-"""The garbage collector, once a process is ready."""
+"""The garbage collector, while a process starts and once it is ready."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import gc
 import weakref
 from math import prod
 
-from dualmap.runtime.collector import settle_collector
+import pytest
+
+from dualmap.runtime.collector import settle_collector, uncollected
 
 
 class Ring:
@@ -34,3 +36,20 @@ def test_many_objects_at_the_start_do_not_put_off_the_collection_of_old_ones() -
     finally:
         gc.unfreeze()
         gc.set_threshold(*thresholds)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_during_an_import_even_a_failing_one_and_is_as_before_after_it(enabled: bool) -> None:
+    def failing() -> None:
+        with uncollected():
+            assert not gc.isenabled()
+            raise ImportError
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(ImportError):
+            failing()
+
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
