@@ -72,3 +72,11 @@ class KvChange:
     """Known facts of each engine block, by its name; empty for one that is gone."""
     all_names: bool = False
     """Whether ``names`` are all there are: names that were sent before are forgotten."""
+    inner: Sequence[int] = ()
+    """Of a model with several cache groups: blocks that are held, at which no hit may end
+    (``scheduling.prompts.cache_groups``); those that came, and those at which one could end before. ``stored`` has the
+    reverse too."""
+    turned: int = 0
+    """How many blocks of both were held before."""
+    hit_step_tokens: int = 0
+    """Of such a model, a hit ends at a multiple of this; 0 with one group."""

@@ -75,6 +75,12 @@ class InstanceRecord(LiveCounts):
         "when a request was dispatched to it while none ran, or its state changed while some did", default=0
     )
     kv_stamp: int = documented("highest whole stamp in `kv:ID`", default=0)
+    hit_step_tokens: int = documented(
+        "of a model with several cache groups, as its KV events show: a hit ends at some multiples of so many tokens;"
+        " 0: any block may end one",
+        default=0,
+        added=True,
+    )
     version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod

@@ -239,3 +239,54 @@ async def test_reading_events_does_not_touch_plans(pool: PoolStore) -> None:
     assert after is not None
     assert before.load.version == after.load.version
     assert await lead(pool)
+
+
+async def test_a_hit_ends_at_no_inner_block(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    blocks = CHAIN.hashes
+    hits = []
+    for ends, inner in ((blocks[:2], blocks[2:]), (blocks[2:3], blocks[1:2]), ((), blocks[:3]), (blocks[3:], ())):
+        change = KvChange(0, 1.0, ends, inner=inner, hit_step_tokens=100)
+        await pool.kv_events.apply("a", fence, change)
+        hits.append((await pool.observe(["a"], chain(*blocks, prompt_tokens=450))).loads["a"].hit_blocks)
+
+    assert hits == [2, 3, 0, 4]
+    assert await hit_of(pool) == 0, "the last token of a prompt is computed, and no hit ends before its block"
+    assert (await place(pool, "first", "a", chain=CHAIN)).uncached_tokens == 400
+
+
+async def test_blocks_that_turn_are_no_bookings(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, inner=CHAIN.hashes, hit_step_tokens=100))
+
+    booked = await pool.kv_events.apply("a", fence, KvChange(1, 1.0, CHAIN.hashes[:2], turned=2, hit_step_tokens=100))
+
+    assert booked == 0
+
+
+async def test_a_prompt_is_booked_with_the_hit_ends_that_it_leaves(pool: PoolStore) -> None:
+    """Steps of 200 tokens: it leaves one at the last step, and one where what full attention holds ended."""
+    fence = await claimed(pool)
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, hit_step_tokens=200))
+    first = chain(*range(11, 18), prompt_tokens=790)
+    await place(pool, "first", "a", chain=first)
+    longer = chain(*range(11, 31), prompt_tokens=2050)
+
+    repeated = await pool.observe(["a"], first)
+    branch = chain(*range(11, 16), *range(40, 46), prompt_tokens=1150)
+    before = await pool.observe(["a"], branch)
+    placed = await place(pool, "branch", "a", chain=branch)
+    after = await pool.observe(["a"], chain(*range(11, 15), 50, 51, prompt_tokens=650))
+
+    assert (repeated.loads["a"].hit_blocks, (await pool.observe(["a"], longer)).loads["a"].hit_blocks) == (6, 6)
+    assert (before.loads["a"].hit_blocks, placed.uncached_tokens, after.loads["a"].hit_blocks) == (0, 1150, 4)
+
+
+async def test_a_request_held_for_an_instance_with_groups_is_counted_by_what_is_resident(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2], inner=(13,), hit_step_tokens=100))
+    await place(pool, "busy", "a", tokens=4000)
+    held = await hold(pool, "held", chain=chain(*CHAIN.hashes, 15, 16, prompt_tokens=650))
+    again = await hold(pool, "again", chain=chain(*CHAIN.hashes, 15, 16, prompt_tokens=650))
+
+    assert (held.uncached_tokens, again.uncached_tokens) == (450, 450)

@@ -102,7 +102,7 @@ WANTED = {
     "allotted",
 }
 """What traffic has to have led to before it proves anything."""
-ROOMY = {"role": Role.MIXED, "max_queued_requests": 8, "max_running_requests": 6}
+ROOMY = {"role": Role.MIXED, "max_queued_requests": 4, "max_running_requests": 6}
 
 
 @pytest.fixture(autouse=True)
@@ -249,6 +249,7 @@ class Traffic:
     def __init__(self, twins: Twins, scheduling: SchedulingSettings, seed: int) -> None:
         self.twins = twins
         self.rng = random.Random(seed)
+        self.groups_rng = random.Random(seed)
         self.seen: Counter[str] = Counter()
         """The outcomes of the traffic, so that a test can tell whether it was worth anything."""
         self.steps = 0
@@ -514,7 +515,7 @@ class Traffic:
                 )
                 await self.twins.both(lambda pool: pool.members.put_instance(spec))
             case 2:
-                changes = {"max_queued_requests": rng.randrange(12), "prefill_tokens_per_s": rng.choice((90.0, 8000.0))}
+                changes = {"max_queued_requests": rng.randrange(9), "prefill_tokens_per_s": rng.choice((90.0, 8000.0))}
                 await self.twins.both(lambda pool: pool.members.update_instance(name, changes, fence=self.fence))
             case _:
                 await self.twins.both(lambda pool: pool.members.remove_instance(name))
@@ -577,7 +578,12 @@ class Traffic:
                 block for block, stamp in zip(removed, stamps, strict=True) if stamp and stamp >= CONFIRMED_STAMP
             )
         names = {b"%d" % block: rng.choice((b"", b"known")) for block in blocks}
-        change = KvChange(rng.randrange(100), rng.random(), stored, removed, names, rng.random() < 0.1)
+        few = self.groups_rng.random() < 0.3
+        inner = [block for block in stored if few and self.groups_rng.random() < 0.4]
+        ends = [block for block in stored if block not in inner]
+        step = self.groups_rng.choice((0, 0, 100, 200))
+        groups = {"inner": inner, "turned": self.groups_rng.randrange(2), "hit_step_tokens": step}
+        change = KvChange(rng.randrange(100), rng.random(), ends, removed, names, rng.random() < 0.1, **groups)
         booked = await self.twins.both(lambda pool: pool.kv_events.apply(name, fence, change))
         self.seen["confirmed"] += booked is not LeaseLostError and booked
         await self.twins.both(lambda pool: pool.kv_events.names(name))

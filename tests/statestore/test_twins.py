@@ -15,6 +15,7 @@ import redis
 
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
+from dualmap.scheduling.prompts.cache_groups import ends_left, last_end
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead, QueueOrder, plan_queue
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
@@ -24,9 +25,10 @@ from dualmap.scheduling.tenants.allotments import in_force
 from dualmap.scheduling.tenants.budgets import KINDS
 from dualmap.scheduling.tenants.shares import grown
 from dualmap.statestore.keys import KEY_NAMES, PoolKeys
+from dualmap.statestore.kv_views import KvChange
 from dualmap.statestore.leases import lease_runs
 from dualmap.statestore.memory import MemoryStore
-from dualmap.statestore.pool.codec import BUDGET, WORK, budget_used, period_at
+from dualmap.statestore.pool.codec import BUDGET, WORK, budget_used, is_inner, period_at
 from dualmap.statestore.pool.scripts import load_scripts
 from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.records import InstanceRecord, listed_as
@@ -108,6 +110,40 @@ def test_tokens_left_to_prefill_are_the_same_in_both(server_url: str) -> None:
     found = said_in_lua(server_url, "loaded['shared.kv'].prefill_tokens(a, b, c)", cases)
 
     assert found == [Chain((), block, prompt).uncached_tokens(hit) for prompt, block, hit in cases]
+
+
+async def test_a_hit_of_an_instance_with_groups_is_the_same_in_both() -> None:
+    """Where each block of a chain is not listed, a hit end or inner, and what a prompt leaves there."""
+    rng, clock = random.Random(11), HandClock()
+    pool = MemoryStore(SCHEDULING, now_ms=clock).pool("default")
+    await pool.kv_events.renew_subscriber("worker", 10**9)
+    hits: list[int] = []
+    for number in range(CASES):
+        name, blocks = f"i{number}", range(1, rng.randrange(2, 130))
+        await pool.members.put_instance(instance(name))
+        record = await pool.kv_events.claim(name, "worker")
+        assert record is not None
+        reported = rng.randrange(len(blocks) + 1)
+        inner: list[bool | None] = [rng.random() < 0.97 if block <= reported else None for block in blocks]
+        held = [[block for block in blocks if inner[block - 1] is wanted] for wanted in (False, True)]
+        step = rng.choice((100, 200, 300))
+        change = KvChange(0, 1.0, held[0], inner=held[1], hit_step_tokens=step)
+        await pool.kv_events.apply(name, record.fence, change)
+        prompt = chain(*blocks, prompt_tokens=100 * len(blocks) + rng.choice((0, 50)))
+        hit = last_end(inner, (prompt.prompt_tokens - 1) // 100)
+
+        found = (await pool.observe([name], prompt)).loads[name].hit_blocks
+        placed = await place(pool, name, name, chain=prompt)
+        stamps = await pool._calls.command(
+            "ZMSCORE", pool._keys.kv(name), *(each.to_bytes(8, "big") for each in blocks)
+        )
+
+        assert (found, placed.uncached_tokens) == (hit, prompt.uncached_tokens(hit))
+        ends = ends_left(prompt.prompt_tokens, 100, step, hit, reported)
+        booked = blocks[reported:]
+        assert [not is_inner(float(stamps[block - 1])) for block in booked] == [block in ends for block in booked]
+        hits.append(hit)
+    assert sum(0 < each < 100 for each in hits) > 20
 
 
 def test_what_is_used_of_a_budget_is_the_same_in_both(server_url: str) -> None:

@@ -25,10 +25,12 @@ local now_ms, instance
 local function dispatch(request)
   local chain, block_tokens = unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens'))
   if chain then
-    local hit, stamp = kv.hit_blocks(instance.id, chain)
+    local prompt_tokens = request.told.prompt_tokens
+    local most = kv.most_blocks(prompt_tokens, block_tokens)
+    local hit, stamp, listed = kv.hit_blocks(instance.id, chain, nil, most)
     local resident = kv.resident_blocks(instance.id, chain, hit, stamp)
-    request.uncached_tokens = kv.prefill_tokens(request.told.prompt_tokens, block_tokens, resident)
-    kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
+    request.uncached_tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident)
+    kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
     call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms

@@ -175,7 +175,8 @@ local function enter_chosen(request, resident, told, head)
   end
   requests.enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
-  kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp)
+  kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp, best.listed,
+    request.told.prompt_tokens)
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
     prefix_index.stamp_samples(samples, instance.id)

@@ -36,6 +36,13 @@ PAIR = 2
 CONFIRMED_STAMP = 2**52
 """Stamp in ``kv:ID`` of blocks that the engine confirmed: this, or more by the sequence of the batch. Blocks stored
 next and evicted next are then at an end of the sorted set, where neighbours have been touched before."""
+INNER_STAMP = 2 * CONFIRMED_STAMP
+"""The same of confirmed blocks at which no hit ends."""
+
+
+def is_inner(stamp: float) -> bool:
+    """Whether a block with this stamp is listed, but no hit ends at it (``scheduling.prompts.cache_groups``)."""
+    return stamp >= INNER_STAMP or stamp % 0.5 != 0
 
 
 ALIAS = b"alias"

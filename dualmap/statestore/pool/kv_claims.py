@@ -90,11 +90,13 @@ class KvClaims(Changes):
             commands += (("UNLINK", keys.kv_names(instance_id), keys.kv(instance_id)), ("HDEL", key, *READ_SO_FAR))
         await self._make_claimed(instance_id, fence, commands)
 
-    async def _make_claimed(self, instance_id: str, fence: int, commands: Sequence[Command]) -> list[Any]:
+    async def _make_claimed(
+        self, instance_id: str, fence: int, commands: Sequence[Command], changed: Mapping[str, Any] | None = None
+    ) -> list[Any]:
         """Make a change under the claim of a subscriber, and return what ``_make`` returns. Refuses what a former
         subscriber writes, and what follows from before the instance's cache was forgotten."""
         read = ((self._keys.kv_events(instance_id), "fence", b"%d" % fence),)
-        made = await self._make(Change(commands, read, instances={instance_id: {}}))
+        made = await self._make(Change(commands, read, instances={instance_id: changed or {}}))
         if made is None:
             raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
         return made
@@ -116,8 +118,10 @@ class KvClaims(Changes):
         """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
         many of the stored blocks had been booked. Does not change the instance's version."""
         key, names, kv = (of(instance_id) for of in (self._keys.kv_events, self._keys.kv_names, self._keys.kv))
-        stamp = b"%d" % (codec.CONFIRMED_STAMP + change.sequence % codec.CONFIRMED_STAMP)
-        stamped = _in_commands(("ZADD", kv), [word for block in _packed(change.stored) for word in (stamp, block)])
+        stamped: list[Command] = []
+        for since, blocks in ((codec.CONFIRMED_STAMP, change.stored), (codec.INNER_STAMP, change.inner)):
+            stamp = b"%d" % (since + change.sequence % codec.CONFIRMED_STAMP)
+            stamped += _in_commands(("ZADD", kv), [word for block in _packed(blocks) for word in (stamp, block)])
         commands = stamped + _in_commands(("ZREM", kv), _packed(change.removed))
         if change.all_names:
             commands.append(("UNLINK", names))
@@ -128,9 +132,10 @@ class KvClaims(Changes):
         # exactly these blocks.
         commands.append(("HSET", key, "sequence", change.sequence, "published_s", repr(change.published_s)))
         commands.append(("HMGET", key, "status", "booked_since_ms", "booked_stamp"))
-        now_ms, *made, bookings = await self._make_claimed(instance_id, fence, commands)
+        step = {"hit_step_tokens": change.hit_step_tokens}
+        now_ms, *made, bookings = await self._make_claimed(instance_id, fence, commands, step)
         await self._end_bookings(instance_id, fence, bookings, now_ms)
-        return len(change.stored) - int(sum(made[: len(stamped)]))
+        return len(change.stored) + len(change.inner) - change.turned - int(sum(made[: len(stamped)]))
 
     async def _end_bookings(self, instance_id: str, fence: int, bookings: Sequence[bytes], now_ms: int) -> None:
         """Take back, where the view is exact, what was booked one to two terms ago and never confirmed."""

@@ -103,7 +103,8 @@ class PoolStore(Changes):
     @reads
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         """Loads of the named instances and their hits of ``chain``."""
-        reply = await self._run("observe_instances", pack_chain(chain.hashes), *instance_ids)
+        most = (chain.prompt_tokens - 1) // chain.block_tokens
+        reply = await self._run("observe_instances", pack_chain(chain.hashes), most, *instance_ids)
         epoch, tree_version, sequence, now_ms, *seen = reply
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from dualmap.scheduling.prompts.cache_groups import last_end
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_log import QUEUE_LOG, QueueStep, StepKind, Wait, WaitEnd, wait_in_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder, in_class_order
@@ -137,8 +138,9 @@ class Queues(Changes):
                 return MigrateStatus.NOT_READY, refused
             if there.queued_requests >= there.max_queued_requests:
                 return MigrateStatus.QUEUE_FULL, refused
-            hit = await self._hit_blocks(keys.kv(target_id), chain or b"")
-            tokens = Chain((), int(block_tokens or 1), held.prompt_tokens).uncached_tokens(hit)
+            prompt = Chain((), int(block_tokens or 1), held.prompt_tokens)
+            hit = await self._hit_blocks(keys.kv(target_id), chain or b"", prompt)
+            tokens = prompt.uncached_tokens(hit)
             moved = held.moved(target_id, tokens)
             commands: list[Command] = [
                 ("ZREM", keys.queue(source_id), listed_as(held)),
@@ -161,12 +163,13 @@ class Queues(Changes):
         status, told = await self._derive_made(move)
         return Migration(status, codec.queue_head_from(told[-1]) if status is MigrateStatus.MIGRATED else None)
 
-    async def _hit_blocks(self, kv: bytes, chain: bytes) -> int:
-        """Blocks at the head of a packed chain that are listed; none of one that is unknown, and empty."""
+    async def _hit_blocks(self, kv: bytes, chain: bytes, prompt: Chain) -> int:
+        """The hit of a prompt's packed chain; none of one that is unknown, and empty."""
         size = HASH_BYTES
         blocks = [chain[first : first + size] for first in range(0, len(chain), size)]
         stamps = await self._calls.command("ZMSCORE", kv, *blocks) if blocks else ()
-        return next((place for place, stamp in enumerate(stamps) if stamp is None), len(stamps))
+        inner = [None if stamp is None else codec.is_inner(float(stamp)) for stamp in stamps]
+        return last_end(inner, (prompt.prompt_tokens - 1) // prompt.block_tokens)
 
 
 def listed(keys: PoolKeys, request: StoredRequest, order: QueueOrder) -> Command:

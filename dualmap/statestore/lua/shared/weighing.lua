@@ -3,7 +3,7 @@ local kv = require('shared.kv')
 local records = require('records')
 local rules = require('rules')
 local overtaken_by, idle_instance = instances.overtaken_by, records.idle_instance
-local hit_blocks, prefill_tokens = kv.hit_blocks, kv.prefill_tokens
+local hit_blocks, most_blocks, prefill_tokens = kv.hit_blocks, kv.most_blocks, kv.prefill_tokens
 local features_at, stalled_s = rules.features_at, rules.stalled_s
 local decode = cjson.decode
 
@@ -31,14 +31,15 @@ end
 -- compared with the other option.
 local function weigh(instance, chain, placement, option, guess, now_ms)
   local prompt_tokens = placement.told.prompt_tokens
-  local hit, stamp = hit_blocks(instance.id, chain, guess)
+  local most = most_blocks(prompt_tokens, placement.block_tokens)
+  local hit, stamp, listed = hit_blocks(instance.id, chain, guess, most)
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   local features = features_at(instance, overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms),
     terms.stall_from_s, uncached, prompt_tokens, placement.hot_tokens or 0)
   local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
   local missed = ttft_s > placement.slo_s
-  return { instance = instance, hit = hit, stamp = stamp, uncached = uncached, missed = missed, ttft_s = ttft_s,
-    cost = cost + (missed and weighted(option.missed, features) or 0),
+  return { instance = instance, hit = hit, stamp = stamp, listed = listed, uncached = uncached, missed = missed,
+    ttft_s = ttft_s, cost = cost + (missed and weighted(option.missed, features) or 0),
     decides = placement.other and weighted(option.decider, features),
     running = instance.running_requests, context = instance.context_tokens }
 end
