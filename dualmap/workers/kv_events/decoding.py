@@ -28,6 +28,8 @@ _STORED = (
     "lora_name",
     "extra_keys",
     "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
 )
 _REMOVED = ("block_hashes", "medium", "group_idx")
 _DEVICE = frozenset({"", "gpu", "npu", "hbm", "device"})
@@ -50,7 +52,8 @@ class Adapter:
 
 @value
 class Stored:
-    """Blocks that were stored, one after the other in a prompt."""
+    """Blocks that were stored, one after the other in a prompt. Of a group of windows or states: some of the blocks
+    that the tokens fill, or none."""
 
     names: Sequence[int]
     """The engine's own hashes."""
@@ -65,12 +68,16 @@ class Stored:
     translatable: bool
     """Everything that identifies them was reported."""
     adapter: Adapter | None = None
+    kind: str = ""
+    """The kind of the cache group, by vLLM's name; empty where the engine reports none."""
+    window_tokens: int = 0
 
 
 @value
 class Removed:
     names: Sequence[int]
     device: bool
+    group: int | None = None
 
 
 @value
@@ -110,7 +117,8 @@ def _event(event: Any) -> Event | None:
     if kind == "BlockStored":
         return _stored(fields)
     if kind == "BlockRemoved":
-        return Removed([_name(each) for each in fields["block_hashes"]], _is_device(fields))
+        names = [_name(each) for each in fields["block_hashes"]]
+        return Removed(names, _is_device(fields), fields.get("group_idx"))
     return Cleared() if kind == "AllBlocksCleared" else None
 
 
@@ -131,6 +139,8 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         # An adapter by number alone has no name that a request would have.
         translatable=bool(extras or lora or fields.get("lora_id") is None),
         adapter=Adapter(lora, int(fields.get("lora_id") or 0)) if lora else None,
+        kind=str(fields.get("kv_cache_spec_kind") or ""),
+        window_tokens=int(fields.get("kv_cache_spec_sliding_window") or 0),
     )
 
 

@@ -9,32 +9,33 @@ themselves: a pool's block is no hit on the device, and its removal removes noth
 The name of an adapter that is pointed at other weights leaves blocks in the cache that no request hits any more. They
 have the fleet's hashes of the blocks that take their place, but other names: so a hash stands for the last name that
 was stored for it, and a block of an adapter counts as long as its number is the highest that its adapter has had.
+
+Of a hybrid model the view has the blocks of one group of full attention, the *main* one; ``group_holdings`` follows the
+other groups. Blocks at which no hit may end are reported apart.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import xxhash
 
+from dualmap.scheduling.prompts.cache_groups import CacheGroup, GroupKind
 from dualmap.scheduling.prompts.engine_blocks import ROOT, TOKEN_BYTES, block_hash
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Removed, Stored
+from dualmap.workers.kv_events.entries import KNOWN, NAME
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError, GroupHoldings, group_of
 
 MAX_BLOCKS: Final = 1 << 20
 """Blocks of one instance that are followed at most; 16 million tokens in blocks of 16."""
 
+UNPLACED_BLOCKS: Final = 1024
+"""Blocks of other groups without any of full attention that show that there is no such group."""
+
 _DEVICE, _POOL, _ADAPTER = b"d", b"p", b"a"
-_NAME = struct.Struct(">cQ")
-_KNOWN = struct.Struct(">QI")
-"""The fleet's hash and the copies of a device block; or the hash of its adapter's name, and the adapter's number."""
 _NO_HASH = 0
-
-
-class AmbiguousEventsError(ValueError):
-    """The events do not show which prompts a block serves; the instance can only be estimated."""
 
 
 class EngineView:
@@ -56,6 +57,15 @@ class EngineView:
         self._adapters_touched: set[int] = set()
         self._block_tokens = 0
         self._group: int | None = None
+        """The group whose blocks are followed here, the main one."""
+        self._holdings: GroupHoldings | None = None
+        """The other groups; None with one group."""
+        self._groups_seen = False
+        """Whether the batch with the main group's first block has events of several groups."""
+        self._unplaced: list[Stored] = []
+        """Events of other groups that came before any of the main one."""
+        self._reported: dict[int, bool] = {}
+        """With other groups, all hashes that the store lists, and whether a hit may end there."""
         self._before: dict[int, int | None] = {}
         """The fleet's hash of each device block that was touched since the last change was taken; None: not held."""
         self._removed: dict[int, int] = {}
@@ -65,15 +75,20 @@ class EngineView:
         self.orphans = 0
         """Stored blocks whose parent or adapter is unknown: they are not listed."""
         for name, known in (names or {}).items():
-            tier, engine_name = _NAME.unpack(name)
-            fleet_hash, copies = _KNOWN.unpack(known)
+            tier, engine_name = NAME.unpack(name)
+            fleet_hash, copies = KNOWN.unpack(known)
             if tier == _DEVICE:
                 self._device[engine_name] = (fleet_hash, copies)
             elif tier == _ADAPTER:
                 self._adapters[engine_name] = (fleet_hash, copies)
-            else:
+            elif tier == _POOL:
                 self._pool[engine_name] = copies
         self._restore_adapters()
+        self._holdings = GroupHoldings.restored(names or {})
+        if self._holdings is not None:
+            self._group, self._block_tokens = self._holdings.main, self._holdings.block_tokens
+            self._holdings.turned()
+            self._reported = {block: end for block, end in self._states(self._device).items() if end is not None}
 
     def __len__(self) -> int:
         """Blocks that the device holds."""
@@ -86,20 +101,34 @@ class EngineView:
     @property
     def changed_blocks(self) -> int:
         """The number of blocks that changed since the last change was taken."""
-        return len(self._before) + len(self._pool_touched)
+        others = 0 if self._holdings is None else self._holdings.changed
+        return len(self._before) + len(self._pool_touched) + others
 
     @property
     def named_blocks(self) -> int:
         """Names that the store has to keep."""
-        return len(self._device) + len(self._pool) + len(self._adapters)
+        others = 0 if self._holdings is None else len(self._holdings)
+        return len(self._device) + len(self._pool) + len(self._adapters) + others
+
+    @property
+    def groups(self) -> str:
+        """The cache groups of a hybrid model, for people; empty with one group."""
+        return "" if self._holdings is None else self._holdings.described
 
     def apply(self, batch: Batch) -> None:
         """Raises AmbiguousEventsError."""
+        if not self._block_tokens:
+            self._groups_seen = len({event.group for event in batch.events if isinstance(event, Stored)}) > 1
         for event in batch.events:
             if isinstance(event, Stored):
                 self._store(event) if event.device else self._store_in_pool(event)
             elif isinstance(event, Removed):
-                self._remove(event) if event.device else self._remove_from_pool(event)
+                if not event.device:
+                    self._remove_from_pool(event)
+                elif self._holdings is None or event.group in (None, self._group):
+                    self._remove(event)
+                else:
+                    self._holdings.remove(event.group, event.names)
             elif isinstance(event, Cleared):
                 self._clear()
         if len(self._device) > MAX_BLOCKS:
@@ -117,7 +146,7 @@ class EngineView:
         for name, before in self._before.items():
             now = device.get(name)
             if not all_names:
-                names[_NAME.pack(_DEVICE, name)] = b"" if now is None else _KNOWN.pack(*now)
+                names[NAME.pack(_DEVICE, name)] = b"" if now is None else KNOWN.pack(*now)
             if now is not None and before is None and now[0] not in self._listed_before:
                 stored.append(now[0])
         held = {*stored, *self._listed_before}
@@ -132,25 +161,93 @@ class EngineView:
         else:
             for name in self._pool_touched:
                 copies = self._pool.get(name)
-                names[_NAME.pack(_POOL, name)] = b"" if copies is None else _KNOWN.pack(_NO_HASH, copies)
+                names[NAME.pack(_POOL, name)] = b"" if copies is None else KNOWN.pack(_NO_HASH, copies)
             for name in self._adapters_touched:
                 adapter = self._adapters.get(name)
-                names[_NAME.pack(_ADAPTER, name)] = b"" if adapter is None else _KNOWN.pack(*adapter)
+                names[NAME.pack(_ADAPTER, name)] = b"" if adapter is None else KNOWN.pack(*adapter)
+        inner: list[int] = []
+        turned = step_tokens = 0
+        if self._holdings is not None:
+            names |= self._holdings.take_entries(every=all_names)
+            step_tokens = self._holdings.step_tokens
+            stored, inner, removed, turned = self._take_states()
         cleared, self._cleared = self._cleared, False
         self._before.clear()
         self._removed.clear()
         self._pool_touched.clear()
         self._listed_before.clear()
         self._adapters_touched.clear()
-        return KvChange(sequence, published_s, stored, removed, names, all_names), cleared
+        change = KvChange(
+            sequence, published_s, stored, removed, names, all_names, inner, turned=turned, hit_step_tokens=step_tokens
+        )
+        return change, cleared
+
+    # cache groups ----------------------------------------------------------------------------------------------------
+    def _states(self, names: Iterable[int]) -> dict[int, bool | None]:
+        """Of the hashes of these blocks, whether a hit may end there; None where a block is not listed."""
+        assert self._holdings is not None
+        states: dict[int, bool | None] = {}
+        for name in names:
+            block = self._device[name][0]
+            last = self._last.get(block)  # of a block with an adapter
+            if self._holdings.holds(name) and (last is None or (last == name and self._is_listed(block))):
+                states[block] = states.get(block) or self._holdings.is_end(name)
+            else:
+                states.setdefault(block, None)
+        return states
+
+    def _take_states(self) -> tuple[list[int], list[int], list[int], int]:
+        """The blocks that came or changed: hit ends, inner ones, those that are not listed any more, and how many of
+        the first two were listed before."""
+        assert self._holdings is not None
+        device = self._device
+        last = (self._last.get(block) for block in self._listed_before)
+        names = {*self._before, *self._holdings.turned(), *(name for name in last if name is not None)}
+        states: dict[int, bool | None] = dict.fromkeys([*self._removed.values(), *self._listed_before])
+        states |= self._states(name for name in names if name in device)
+        kept = {block: end for block, end in states.items() if end is not None}
+        changed = [block for block, end in kept.items() if self._reported.get(block) is not end]
+        ends, inner = ([block for block in changed if kept[block] is wanted] for wanted in (True, False))
+        removed = [block for block, end in states.items() if end is None]
+        turned = sum(block in self._reported for block in changed)
+        for block in removed:
+            self._reported.pop(block, None)
+        self._reported.update(kept)
+        return ends, inner, removed, turned
+
+    def _place(self, event: Stored) -> bool:
+        """Whether a stored block is of the main group. What another one stored is entered."""
+        group, holdings = event.group, self._holdings
+        if not self._block_tokens:
+            if not event.kind or _group_of(event).kind is GroupKind.FULL:
+                return True
+            self._unplaced.append(event)
+            if sum(len(each.names) for each in self._unplaced) > UNPLACED_BLOCKS:
+                raise AmbiguousEventsError("the engine has no cache group of full attention")
+            return False
+        if group == self._group:
+            return True
+        if group is None:
+            raise AmbiguousEventsError("blocks of a hybrid model are stored without the number of their group")
+        if holdings is None:
+            if self._group is None:
+                raise AmbiguousEventsError("blocks of a hybrid model are stored without the number of their group")
+            holdings = self._holdings = GroupHoldings(self._group, self._block_tokens)
+            for name, (block, _) in self._device.items():
+                if self._before.setdefault(name, block) is not None:
+                    self._reported[block] = True
+        holdings.store(group, _group_of(event), event.names)
+        return False
 
     def _all_names(self) -> dict[bytes, bytes]:
-        names = {_NAME.pack(_DEVICE, name): _KNOWN.pack(*known) for name, known in self._device.items()}
-        pool = {_NAME.pack(_POOL, name): _KNOWN.pack(_NO_HASH, copies) for name, copies in self._pool.items()}
-        adapters = {_NAME.pack(_ADAPTER, name): _KNOWN.pack(*each) for name, each in self._adapters.items()}
+        names = {NAME.pack(_DEVICE, name): KNOWN.pack(*known) for name, known in self._device.items()}
+        pool = {NAME.pack(_POOL, name): KNOWN.pack(_NO_HASH, copies) for name, copies in self._pool.items()}
+        adapters = {NAME.pack(_ADAPTER, name): KNOWN.pack(*each) for name, each in self._adapters.items()}
         return names | pool | adapters
 
     def _store(self, event: Stored) -> None:
+        if not self._place(event):
+            return
         self._check(event)
         parent = ROOT if event.parent is None else self._device.get(event.parent, (None, 0))[0]
         if parent is None or not event.translatable:
@@ -158,7 +255,7 @@ class EngineView:
             return
         device, before, extras, data = self._device, self._before, event.extras, event.token_bytes
         adapter = None if event.adapter is None else self._known_adapter(event.adapter)
-        size = event.block_tokens * TOKEN_BYTES
+        size, holdings, name_before = event.block_tokens * TOKEN_BYTES, self._holdings, event.parent
         for place, name in enumerate(event.names):
             parent = block_hash(parent, data[place * size : (place + 1) * size], extras[place] if extras else b"")
             held = device.get(name)
@@ -167,16 +264,28 @@ class EngineView:
             device[name] = (parent, 1 if held is None else held[1] + 1)
             if adapter is not None:
                 self._store_of_adapter(name, parent, adapter)
+            if holdings is not None:
+                holdings.link(name, name_before)
+                name_before = name
 
     def _check(self, event: Stored) -> None:
         if len(event.token_bytes) != len(event.names) * event.block_tokens * TOKEN_BYTES:
-            raise AmbiguousEventsError("token ids of a stored block do not fill it, as with some hybrid models")
+            raise AmbiguousEventsError("token ids of a stored block do not fill it")
         if event.extras and len(event.extras) != len(event.names):
             raise AmbiguousEventsError("there are not as many extra keys as stored blocks")
         if not self._block_tokens:
             self._block_tokens, self._group = event.block_tokens, event.group
-        elif event.block_tokens != self._block_tokens or event.group != self._group:
-            raise AmbiguousEventsError("stored blocks are of several sizes or groups, as with hybrid models")
+            self._place_others(event.group)
+        elif event.block_tokens != self._block_tokens:
+            raise AmbiguousEventsError("hits end inside of blocks (--prefix-match-unit), whose places are not known")
+
+    def _place_others(self, group: int | None) -> None:
+        """The main group is known now. A group with a higher number than 0 is not alone."""
+        if group is not None and (group > 0 or self._groups_seen):
+            self._holdings = GroupHoldings(group, self._block_tokens)
+        unplaced, self._unplaced = self._unplaced, []
+        for each in unplaced:
+            self._place(each)
 
     def _remove(self, event: Removed) -> None:
         device, before = self._device, self._before
@@ -191,6 +300,8 @@ class EngineView:
             else:
                 del device[name]
                 self._removed[name] = held[0]
+                if self._holdings is not None:
+                    self._holdings.unlink(name)
                 if name in self._adapters:
                     self._remove_of_adapter(name, held[0])
 
@@ -204,6 +315,10 @@ class EngineView:
         self._last.clear()
         self._listed_before.clear()
         self._adapters_touched.clear()
+        self._reported.clear()
+        self._unplaced.clear()
+        if self._holdings is not None:
+            self._holdings.clear()
         self._cleared = True
 
     # blocks of adapters --------------------------------------------------------------------------------------------
@@ -269,3 +384,8 @@ class EngineView:
             elif copies:
                 del self._pool[name]
             self._pool_touched.add(name)
+
+
+def _group_of(event: Stored) -> CacheGroup:
+    """The cache group of a stored block. Raises AmbiguousEventsError."""
+    return group_of(event.kind, event.block_tokens, event.window_tokens)

@@ -19,7 +19,7 @@ from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.kv_views import CHANGES_PER_CALL
 from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError
-from dualmap.workers.kv_events.engine_view import AmbiguousEventsError
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BatchOrder, Position
 from dualmap.workers.kv_events.sockets import EventSockets, NoReplayError
 from dualmap.workers.kv_events.source import EventSource

@@ -10,7 +10,8 @@ from dualmap.runtime.clock import Clock
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.decoding import Batch
-from dualmap.workers.kv_events.engine_view import AmbiguousEventsError, EngineView
+from dualmap.workers.kv_events.engine_view import EngineView
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BEGINNING, Position
 from dualmap.workers.kv_events.source import EventSource
 from dualmap.workers.metrics import WorkerMetrics

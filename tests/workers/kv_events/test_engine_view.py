@@ -11,7 +11,8 @@ import pytest
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
-from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, AmbiguousEventsError, EngineView
+from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, EngineView
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 
 IDS = list(range(50, 62))
 CHAIN = engine_chain(IDS, 4).hashes

@@ -338,16 +338,16 @@ async def test_events_that_are_ambiguous_leave_an_estimate(
     pool: PoolStore, publish: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = EngineCache(publish())
-    engine.store(PROMPT)
+    engine.store(PROMPT, group_idx=0)
     async with following(pool, engine.publisher):
         await until(lambda: is_exactly(pool, engine))
-        engine.store(OTHER, group_idx=1)
-        await until(lambda: _says(pool, "hybrid models"))
+        engine.store(OTHER, group_idx=1, kv_cache_spec_kind="chunked_local_attention")
+        await until(lambda: _says(pool, "chunked_local_attention"))
 
     record = await record_of(pool)
     assert (record.status, record.sequence) == (KvViewStatus.ESTIMATE, None)
     assert (await pool.publications.recent_blocks(("a",), 1000))["a"] == ()
-    assert "hybrid models" in caplog.text
+    assert "chunked_local_attention" in caplog.text
 
 
 async def test_events_of_another_rank_are_refused(pool: PoolStore, publish: Any) -> None:

@@ -1,0 +1,223 @@
+"""Blocks of hybrid models: which are listed, and where a hit may end, against the rule of the engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from math import lcm
+from random import Random
+from typing import Any
+
+import pytest
+
+from dualmap.scheduling.prompts.engine_blocks import engine_chain
+from dualmap.statestore.kv_views import KvChange
+from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from dualmap.workers.kv_events.engine_view import UNPLACED_BLOCKS, EngineView
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
+
+FULL, WINDOW, STATE = "full_attention", "sliding_window", "mamba"
+TOKENS = 4
+
+
+class Hybrid:
+    """An engine with some groups. A block is named by the prompt that it ends."""
+
+    def __init__(self, *groups: tuple[str, int, int]) -> None:
+        """Kind, tokens of a block and window of each."""
+        self.groups = groups
+        self.held: list[Counter[tuple[int, ...]]] = [Counter() for _ in groups]
+        self.names: dict[tuple[int, ...], int] = {}
+
+    def name(self, prompt: tuple[int, ...]) -> int:
+        return self.names.setdefault(prompt, len(self.names) + 1)
+
+    def store(self, number: int, prompt: tuple[int, ...], first: int, kept: set[int] | None = None) -> Stored:
+        """Blocks of one group from the block ``first`` on; of these only those that are kept."""
+        kind, size, window = self.groups[number]
+        ends = range((first + 1) * size, len(prompt) + 1, size)
+        blocks = [prompt[:end] for end in ends if kept is None or end // size - 1 in kept]
+        self.held[number].update(blocks)
+        parent = self.name(prompt[: first * size]) if first else None
+        tokens = array("I", prompt[first * size : ends[-1] if ends else first * size]).tobytes()
+        names = [self.name(block) for block in blocks]
+        return Stored(names, parent, tokens, size, [], True, number, True, kind=kind, window_tokens=window)
+
+    def remove(self, number: int, block: tuple[int, ...]) -> Removed:
+        self.held[number][block] -= 1
+        self.held[number] += Counter()
+        return Removed([self.name(block)], True, number)
+
+    @property
+    def main(self) -> int:
+        return next(place for place, (kind, _, _) in enumerate(self.groups) if kind == FULL)
+
+    def holds(self, number: int, block: tuple[int, ...]) -> bool:
+        return self.held[number][block] > 0
+
+    def ends_at(self, prompt: tuple[int, ...]) -> bool:
+        """Whether the groups hold what a hit of this prompt needs, full attention aside."""
+        if len(prompt) % lcm(*(size for _, size, _ in self.groups)):
+            return False
+        for number, (kind, size, window) in enumerate(self.groups):
+            if kind == STATE and not self.holds(number, prompt):
+                return False
+            first = max(0, len(prompt) - -((1 - window) // size) * size) if kind == WINDOW else len(prompt)
+            if not all(self.holds(number, prompt[: end + size]) for end in range(first, len(prompt), size)):
+                return False
+        return True
+
+    def listed(self) -> dict[int, bool]:
+        """The fleet's hash of each block that every group of full attention holds with all before it, and whether a
+        hit may end there."""
+        full = [held for held, (kind, _, _) in zip(self.held, self.groups, strict=True) if kind == FULL]
+        blocks = {block for block in full[0] if all(held[block] > 0 for held in full)}
+        size = self.groups[self.main][1]
+        whole = [block for block in blocks if all(block[:end] in blocks for end in range(size, len(block), size))]
+        return {engine_chain(block, size).hashes[-1]: self.ends_at(block) for block in whole}
+
+
+class Store:
+    """What the store lists after each change, and the entries that it keeps."""
+
+    def __init__(self) -> None:
+        self.listed: dict[int, bool] = {}
+        self.entries: dict[bytes, bytes] = {}
+        self.step_tokens = 0
+
+    def apply(self, change: KvChange, cleared: bool) -> None:
+        if cleared:
+            self.listed, self.entries = {}, {}
+        before = len(self.listed.keys() & {*change.stored, *change.inner})
+        assert change.turned == before
+        self.listed |= dict.fromkeys(change.stored, True) | dict.fromkeys(change.inner, False)
+        for block in change.removed:
+            self.listed.pop(block, None)
+        assert not {*change.removed} & {*change.stored, *change.inner}
+        self.entries = {**({} if change.all_names else self.entries), **change.names}
+        self.entries = {name: known for name, known in self.entries.items() if known}
+        self.step_tokens = change.hit_step_tokens
+
+
+def apply(view: EngineView, store: Store, *events: Event) -> None:
+    view.apply(Batch(1, 2.0, events, 0))
+    store.apply(*view.take_change(1, 2.0))
+
+
+MODELS = {
+    "windows": ((WINDOW, 4, 9), (WINDOW, 4, 9), (FULL, 4, 0)),
+    "unequal blocks": ((WINDOW, 8, 13), (FULL, 4, 0)),
+    "states": ((STATE, 4, 0), (STATE, 4, 0), (FULL, 4, 0)),
+    "longer states first": ((FULL, 4, 0), (STATE, 8, 0)),
+    "all": ((FULL, 4, 0), (WINDOW, 4, 6), (STATE, 8, 0), (WINDOW, 8, 20), (FULL, 4, 0)),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_view_is_what_the_engine_would_hit(model: str) -> None:
+    """Random prompts of a tree, stored group by group in parts and removed block by block; now and then another
+    subscriber takes over."""
+    rng = Random(model)
+    engine, view, store = Hybrid(*MODELS[model]), EngineView(), Store()
+    ends = 0
+    for _ in range(300):
+        length = 4 * rng.randrange(1, 14)
+        prompt = tuple(int(place > rng.randrange(60)) for place in range(length))
+        events: list[Event] = []
+        for number, (kind, size, _) in enumerate(engine.groups):
+            held = 0
+            while engine.holds(number, prompt[: (held + 1) * size]) and (held + 1) * size <= length:
+                held += 1
+            kept = None if kind == FULL else {block for block in range(length // size) if rng.random() < 0.7}
+            events.append(engine.store(number, prompt, rng.randrange(held + 1) if kind == FULL else 0, kept))
+            longest = sorted(engine.held[number], key=len)[rng.randrange(4) :]
+            events += [engine.remove(number, block) for block in longest if rng.random() < 0.3]
+        apply(view, store, *events)
+        listed = engine.listed()  # behind a gap nothing is a hit, whatever is said of it
+        assert {block: store.listed[block] for block in listed} == listed
+        assert len(store.listed) == len(view) or len(engine.groups) == 5
+        ends += sum(listed.values())
+        if rng.random() < 0.1:
+            store.apply(*view.take_change(1, 2.0, all_names=True))
+        if rng.random() < 0.1:
+            view = EngineView(store.entries)
+    assert ends > 100
+    assert store.step_tokens == lcm(*(size for _, size, _ in MODELS[model]))
+    assert view.groups.startswith("full 4")
+
+
+def test_other_groups_may_be_reported_first_and_without_blocks() -> None:
+    engine, view, store = Hybrid((WINDOW, 4, 5), (FULL, 4, 0)), EngineView(), Store()
+    prompt = tuple(range(12))
+
+    apply(view, store, engine.store(0, prompt[:8], 0, set()))
+    apply(view, store, engine.store(0, prompt, 2, {2}), engine.store(1, prompt, 0))
+
+    assert [*store.listed.values()].count(True) == 1
+    assert store.listed == engine.listed()
+
+
+def test_a_cleared_cache_is_empty_in_every_group() -> None:
+    engine, view, store = Hybrid((STATE, 4, 0), (FULL, 4, 0)), EngineView(), Store()
+    prompt = tuple(range(12))
+    apply(view, store, engine.store(0, prompt, 0), engine.store(1, prompt, 0))
+
+    apply(view, store, Cleared(), engine.store(1, prompt, 0))
+    restored = EngineView(store.entries)
+
+    assert [*store.listed.values()] == [False] * 3
+    apply(restored, store, engine.store(0, prompt, 0, {1}))
+    assert sorted(store.listed.values()) == [False, False, True]
+
+
+def test_a_group_that_shows_up_late_leaves_what_came_before_inner() -> None:
+    engine, view, store = Hybrid((FULL, 4, 0), (STATE, 4, 0)), EngineView(), Store()
+    prompt = tuple(range(12))
+    apply(view, store, engine.store(0, prompt[:8], 0))
+    alone = {*store.listed.values()}
+
+    apply(view, store, engine.store(1, prompt, 0, {1, 2}))
+
+    assert (alone, [*store.listed.values()]) == ({True}, [False, False])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"kind": "chunked_local_attention"}, "chunked_local_attention"),
+        ({"kind": ""}, "unknown"),
+        ({"kind": WINDOW, "window_tokens": 0}, "without its size"),
+        ({"block_tokens": 0}, "without its size"),
+        ({"block_tokens": 6}, "multiple"),
+        ({"kind": FULL, "block_tokens": 8}, "unequal"),
+        ({"group": None}, "number"),
+        ({"group": 128}, "number 128"),
+    ],
+)
+def test_a_group_whose_hits_are_not_known_is_named(changes: dict[str, Any], reason: str) -> None:
+    view = EngineView()
+    fields = {"kind": STATE, "group": 1, "block_tokens": 4} | changes
+    first = Stored([1], None, bytes(16), 4, [], True, 0, True, kind=FULL)
+    other = Stored([1], None, bytes(16), extras=[], device=True, translatable=True, **fields)
+
+    with pytest.raises(AmbiguousEventsError, match=reason):
+        view.apply(Batch(1, 2.0, [first, other], 0))
+
+
+def test_hits_inside_of_blocks_are_refused() -> None:
+    view, engine = EngineView(), Hybrid((FULL, 4, 0), (STATE, 4, 0))
+    events = [engine.store(0, tuple(range(8)), 0), engine.store(1, tuple(range(8)), 0)]
+    view.apply(Batch(1, 2.0, events, 0))
+
+    for group, kind in enumerate((FULL, STATE)):
+        partial = Stored([9], None, bytes(8), 2, [], True, group, True, kind=kind)
+        with pytest.raises(AmbiguousEventsError, match="prefix-match-unit"):
+            view.apply(Batch(2, 2.0, [partial], 0))
+
+
+def test_a_model_without_full_attention_is_refused() -> None:
+    view = EngineView()
+    states = Stored(range(UNPLACED_BLOCKS + 1), None, bytes(16), 4, [], True, 0, True, kind=STATE)
+
+    with pytest.raises(AmbiguousEventsError, match="no cache group of full attention"):
+        view.apply(Batch(1, 2.0, [states], 0))
