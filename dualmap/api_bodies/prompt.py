@@ -28,7 +28,7 @@ import xxhash
 
 from dualmap.api_bodies.errors import PromptError, TooManyPartsError
 from dualmap.api_bodies.json_body import write_json
-from dualmap.scheduling.prompts.blocks import Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
+from dualmap.scheduling.prompts.blocks import IMAGE_MARK_BYTES, Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
@@ -235,7 +235,7 @@ class _Rendering:
                 self.add_text(part)
             elif not isinstance(part, dict) or not isinstance(kind := _kind(part), str):
                 self._add_unread(part)
-            elif isinstance(text := part.get(_TEXT_FIELDS.get(kind, "text")), str):
+            elif isinstance(text := _text(part, kind), str):
                 self.add_text(text)
             elif kind.endswith("text"):
                 self._add_unread(part)
@@ -270,6 +270,15 @@ def _kind(part: dict[str, Any]) -> Any:
     return next((name for name in _KINDS if name in part), None) if kind is None else kind
 
 
+def _text(part: dict[str, Any], kind: str) -> Any:
+    return part.get(_TEXT_FIELDS.get(kind, "text"))
+
+
+def is_image(part: Any) -> bool:
+    """Whether a content part of a chat is an image: one that has a mark in the chat's prompt."""
+    return isinstance(part, dict) and (kind := _kind(part)) in _IMAGES and not isinstance(_text(part, kind), str)
+
+
 def _image_identity(part: dict[str, Any]) -> Any:
     """Equal in all APIs. What else a part may have (``detail``), vLLM ignores."""
     if uuid := part.get("uuid"):
@@ -281,8 +290,9 @@ def _image_identity(part: dict[str, Any]) -> Any:
 
 def _mark(kind: str, identity: Any) -> bytes:
     # Base64 media would drown the chain in megabytes; the hash tells media apart just as well.
-    digest = xxhash.xxh3_128_hexdigest(_sorted_json(identity))
-    return b"".join((_FIELD, kind.encode("utf-8", "surrogatepass"), _FIELD, digest.encode()))
+    digest = xxhash.xxh3_128_hexdigest(_sorted_json(identity)).encode()
+    assert len(digest) == IMAGE_MARK_BYTES
+    return b"".join((_FIELD, kind.encode("utf-8", "surrogatepass"), _FIELD, digest))
 
 
 def _embeddings(embeds: Any, rendering: _Rendering) -> TokenPrompt:

@@ -93,6 +93,10 @@ def rendered(found: dict[str, Any]) -> RenderableType:
         f"{found['hash_key']} ({found['key_blocks']} blocks), policy {found['policy']}, SLO {found['slo_s']:g} s"
     )
     parts: list[RenderableType] = [head]
+    if found.get("images") or found.get("media_estimated"):  # a replica of another version may not know them
+        why = found["media_estimated"]
+        how = f"estimated, as {why}" if why else "counted as an instance rendered them"
+        parts.append(f"  Images in it: {found['images']}; media are {how}")
     if found.get("tenant"):  # a replica of another version may not know it
         parts.append(f"  Tenant {found['tenant']}, by its key {found['key']}")
         parts += [f"    {limit}" for limit in found["limits"]]

@@ -32,6 +32,12 @@ def test_a_request_that_nobody_took_has_neither() -> None:
     assert "Went to no instance: held –, first token – (expected –)" in text
 
 
+def test_images_are_said_to_be_rendered_or_why_they_are_not() -> None:
+    assert "Images in it: 2; media are counted as an instance rendered them" in told(images=2, media_estimated="")
+    assert "Images in it: 1; media are estimated, as it was late" in told(images=1, media_estimated="it was late")
+    assert "Images" not in told() and "Images" not in told(images=0, media_estimated="")
+
+
 def test_reported_cached_tokens_are_compared_with_expected_ones() -> None:
     assert "Cached tokens: expected 128, reported 96 (off by 32)" in told(reported_cached_tokens=96)
     assert "Cached tokens: expected 128, reported nothing" in told()

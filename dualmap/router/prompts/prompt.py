@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
 
@@ -49,10 +50,37 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 
 log = logging.getLogger(__name__)
 
-TokenizedHow = Literal["exact", "unverified", "head", "bytes", "late", "busy"]
+TokenizedHow = Literal["exact", "unverified", "rendered", "head", "bytes", "late", "busy"]
 """Outcome of tokenizing a prompt. ``exact``: its tokens are counted by a method that engines' own counts have
-confirmed; ``unverified``: they have not yet. ``head``: tokens are computed up to the first message with media.
-``bytes``: they cannot be computed, or are known to differ from the engine's."""
+confirmed; ``unverified``: they have not yet. ``rendered``: an instance rendered it, images and all. ``head``: tokens
+are computed up to the first message with media. ``bytes``: they cannot be computed, or are known to differ from the
+engine's."""
+
+
+class Unrendered(StrEnum):
+    """Why an instance did not render a prompt with media, so that these are estimated."""
+
+    UNSET = "unset"
+    OTHER_MEDIA = "other_media"
+    SMALL = "small"
+    OFF = "off"
+    LATE = "late"
+    BUSY = "busy"
+    REFUSED = "refused"
+    MISTRUSTED = "mistrusted"
+
+
+WHY_UNRENDERED: Final = {
+    Unrendered.UNSET: "the pool has no tokenizer",
+    Unrendered.OTHER_MEDIA: "it has sound, video or embeddings, or continues what an instance stored",
+    Unrendered.SMALL: "it is too small for a rendering to pay",
+    Unrendered.OFF: "no instance renders prompts (vLLM: --enable-scale-out)",
+    Unrendered.LATE: "its rendering did not come within router.tokenize_timeout_s",
+    Unrendered.BUSY: "too many prompts waited for a rendering",
+    Unrendered.REFUSED: "an instance refused to render it, or it cannot be sent",
+    Unrendered.MISTRUSTED: "instances counted other tokens in such prompts than they had rendered",
+}
+"""The reason why images are estimated, as the end of a sentence."""
 
 
 @value
@@ -66,17 +94,19 @@ class TokenCount:
 
 @value
 class TokenizedPrompt:
-    chain: Chain
-    """The prompt's chain of engine blocks, with media that of what comes before the first message with some."""
-    count: TokenCount | None
-    """None with media: nothing was counted that an instance would report."""
+    chain: Chain | None
+    """The prompt's chain of engine blocks, or that of what comes before the first message with media (``unrendered``).
+    None if the blocks cannot be had, or not in time."""
+    count: TokenCount | None = None
+    """None where nothing was counted that an instance would report."""
+    unrendered: Unrendered | None = None
+    """Why media in it are estimated; None: it has none, or they are rendered."""
 
 
 class PromptTokenizer(Protocol):
-    """Computes the engine's own blocks of prompts that are text, and learns from the engines' counts."""
+    """Computes the engine's own blocks of prompts, and learns from the engines' counts."""
 
-    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
-        """None if the blocks cannot be had, or not in time."""
+    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt: ...
 
     def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
         """An instance has answered a prompt that was counted."""
@@ -111,6 +141,8 @@ class ReadPrompt:
     """How the tokens of text were counted: the chain is of the engine's own blocks then. None: they are estimated."""
     images: int = 0
     """Images in the prompt: how many tokens they have is learned from it, and no bytes per token."""
+    unrendered: Unrendered | None = None
+    """Why its media are estimated; None: it has none, or they are rendered."""
     stored_tokens: int = 0
     """Tokens of the conversation before it, which the request continues and its instance has stored."""
 
@@ -177,10 +209,12 @@ async def read_prompt(
     expected = expected_answer_tokens(learned.answer_tokens, limit)
     if sent.pooled:
         return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
+    unrendered = Unrendered.UNSET if isinstance(sent.prompt, TextPrompt) and sent.prompt.has_media else None
     if tokenizer is not None:
         tokenized = await tokenizer.tokenize(sent, lora=lora, block_tokens=rule.token_block_tokens)
-        if tokenized is not None:
-            return _tokenized(tokenized, sent, expected, learned)
+        if tokenized.chain is not None:
+            return _tokenized(tokenized, tokenized.chain, sent, expected, learned)
+        unrendered = tokenized.unrendered
     seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt, images = sent.prompt, 0
     if isinstance(prompt, TextPrompt) and prompt.image_ends:
@@ -191,16 +225,25 @@ async def read_prompt(
     else:
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
-    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images)
+    return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images, unrendered=unrendered)
 
 
-def _tokenized(tokenized: TokenizedPrompt, sent: SentPrompt, expected_tokens: int, learned: Learned) -> ReadPrompt:
-    prompt, ratio, chain = sent.prompt, learned.bytes_per_token, tokenized.chain
-    if isinstance(prompt, TextPrompt) and prompt.media_at is not None:
+def _tokenized(
+    tokenized: TokenizedPrompt, chain: Chain, sent: SentPrompt, expected_tokens: int, learned: Learned
+) -> ReadPrompt:
+    prompt, ratio, unrendered = sent.prompt, learned.bytes_per_token, tokenized.unrendered
+    if unrendered is not None and isinstance(prompt, TextPrompt) and prompt.media_at is not None:
         rest = with_images(prompt, learned.image_tokens, ratio).data[prompt.media_at :]
-        chain, images = continued_chain(chain, rest, ratio), len(prompt.image_ends)
-        return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, images=images)
-    return ReadPrompt(chain, sent.text_bytes, expected_tokens, sent.output_limit, tokenized.count)
+        chain = continued_chain(chain, rest, ratio)
+    return ReadPrompt(
+        chain,
+        sent.text_bytes,
+        expected_tokens,
+        sent.output_limit,
+        tokenized.count,
+        images=sent.images,
+        unrendered=unrendered,
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -400,7 +400,13 @@ def _served_pool(
         refuses_late=settings.late_requests == "refuse",
         pairs_legs=pairs_legs,
         tokenizer=build_tokenizer(
-            pool, settings, context.metrics.pools[pool.name], view=lambda: view.view, clock=clock, trust=trust
+            pool,
+            settings,
+            context.metrics.pools[pool.name],
+            view=lambda: view.view,
+            learned=lambda: view.learned,
+            clock=clock,
+            trust=trust,
         ),
     )
     view.follow = served.follow

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from dualmap.router.prompts.prompt import WHY_UNRENDERED
 from dualmap.router.tenants.rate_limits import limits_told
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
@@ -143,6 +144,10 @@ class KeyedPrompt:
     """Tokens of a block of its chain."""
     key_stride: int = 1
     """Blocks of a key block, the unit of a key's length."""
+    images: int = 0
+    media_estimated: str = ""
+    """Why the tokens of its images, or of other media, are estimated, as the end of a sentence; empty: it has none, or
+    an instance rendered it."""
     key: HashKey = _NO_KEY
     """The key that it was first placed by, or would be where it was not."""
 
@@ -300,7 +305,7 @@ def _share_told(explained: Explanation, standing: Standing) -> str:
 
 def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, now_unix_s: float) -> Explanation:
     """Describe what has happened to a request so far."""
-    machine, request, pool = live.machine, live.inference_request, live.pool
+    machine, request, prompt, pool = live.machine, live.inference_request, live.prompt, live.pool
     spec, received_unix_s = machine.spec, now_unix_s - now_s + machine.started_s
     chain, caller, drawn = spec.chain, request.caller, machine.drawn
     model, tenant, key = request.model, "", ""
@@ -342,6 +347,8 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             len(chain.hashes),
             chain.block_tokens,
             chain.key_stride,
+            0 if prompt is None else prompt.images,
+            "" if prompt is None or prompt.unrendered is None else WHY_UNRENDERED[prompt.unrendered],
             hash_key or pool.view.view.key_of(chain),
         ),
         Course(

@@ -61,8 +61,11 @@ MOST_TENANTS = 100
 MOST_OF_INSTANCES = 4096
 """Series by instance of one metric, also of instances that left: a pod that comes has a name of its own."""
 
-TOKENIZED = ("exact", "unverified", "head", "bytes", "late", "busy")
+TOKENIZED = ("exact", "unverified", "rendered", "head", "bytes", "late", "busy")
 """Outcomes of tokenizing a prompt: ``bytes`` if its tokens cannot be computed."""
+
+UNRENDERED = ("other_media", "small", "off", "late", "busy", "refused", "mistrusted")
+"""Reasons why media are estimated, in a pool with a tokenizer."""
 
 
 class StoreCall:
@@ -132,6 +135,7 @@ class PoolMetrics:
         self.cached_error_tokens = metrics.cached_error_tokens.labels(pool)
         self._cached_is_reported = False
         self.tokenized = {how: metrics.tokenized.labels(pool, how) for how in TOKENIZED}
+        self.unrendered = {why: metrics.unrendered.labels(pool, why) for why in UNRENDERED}
         self.miscounted = metrics.miscounted.labels(pool)
         self.tokens_mistrusted = metrics.tokens_mistrusted.labels(pool)
 
@@ -267,9 +271,15 @@ class RouterMetrics:
         )  # fmt: skip
         self.tokenized = make.counter(
             "dualmap_tokenized_prompts",
-            "Prompts given to the tokenizer: exact, not yet compared with an engine's counts (unverified), exact up to"
-            " media (head), or cut by bytes (bytes: no tokens that can be trusted; late; busy)",
+            "Prompts given to the tokenizer: exact, not yet compared with an engine's counts (unverified), with images"
+            " by an instance (rendered), exact up to media (head), or cut by bytes (bytes: no tokens that can be"
+            " trusted; late; busy)",
             "pool", "result",
+        )  # fmt: skip
+        self.unrendered = make.counter(
+            "dualmap_unrendered_prompts",
+            "Prompts whose images, or other media, are estimated in a pool with a tokenizer, by reason",
+            "pool", "reason",
         )  # fmt: skip
         self.miscounted = make.counter(
             "dualmap_miscounted_prompts", "Tokenized prompts of which the instance counted other tokens", "pool"

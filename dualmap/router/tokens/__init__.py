@@ -17,6 +17,7 @@ from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.router.tokens.comparison import compare
 from dualmap.router.tokens.instance_client import InstanceClient
+from dualmap.router.tokens.instance_renderer import InstanceRenderer
 from dualmap.router.tokens.instance_tokenizer import InstanceTokenizer
 from dualmap.router.tokens.verified import FILES, INSTANCES, Comparison, TokenCounter, VerifiedTokenizer
 from dualmap.runtime.clock import Clock
@@ -24,6 +25,7 @@ from dualmap.runtime.extras import how_to_install
 from dualmap.runtime.machine import cores, memory_bytes
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.trust import InstanceTrust
+from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.view import ClusterView
 
 if TYPE_CHECKING:
@@ -50,11 +52,12 @@ def build_tokenizer(
     metrics: PoolMetrics,
     *,
     view: Callable[[], ClusterView],
+    learned: Callable[[], Learned],
     clock: Clock,
     trust: InstanceTrust | None = None,
 ) -> PromptTokenizer | None:
     """The tokenizer that the pool is configured with; None for none. Reads the model's files: call at the start.
-    ``view`` has the instances of now.
+    ``view`` has the instances of now, and ``learned`` what is known of prompts.
 
     Raises:
         NoTokenizerError: it cannot be used.
@@ -78,12 +81,23 @@ def build_tokenizer(
     if folder != "instances":
         files = _by_files(pool, folder, settings, metrics, cache_bytes)
         counters, comparison = {FILES: files, INSTANCES: instances}, partial(compare, files, instances)
+    renderer = InstanceRenderer(
+        pool.model,
+        view,
+        learned,
+        client,
+        clock=clock,
+        timeout_s=settings.tokenize_timeout_s,
+        max_bytes=cache_bytes,
+    )
     return VerifiedTokenizer(
         counters,
+        renderer,
         pool=pool.name,
         view=lambda: view().serving(pool.model),
         clock=clock,
         count=lambda how: metrics.tokenized[how].inc(),
+        unrendered=lambda why: metrics.unrendered[why].inc(),
         miscounted=metrics.miscounted.inc,
         compare=comparison,
     )

@@ -167,12 +167,12 @@ def _question(source: TokenSource, model: str) -> bytes | None:
 def chat_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """The fields by which ``/tokenize`` renders a chat completions body as the engine does."""
     fields: dict[str, Any] = {name: body[name] for name in _TEMPLATE_FIELDS if body.get(name) is not None}
-    fields["messages"] = [_chat_message(message) for message in body["messages"]]
+    fields["messages"] = [chat_message(message) for message in body["messages"]]
     fields["chat_template_kwargs"] = _variables(body)
     return fields
 
 
-def _chat_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def chat_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """The message in the words that ``/tokenize`` knows. It drops parts of the responses API and an older name of
     reasoning, which the APIs themselves take for text and for reasoning."""
     content, reasoning = message.get("content"), message.get("reasoning_content")

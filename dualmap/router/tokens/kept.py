@@ -21,6 +21,9 @@ class Kept(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
     def get(self, key: K) -> V | None:
         found = self._values.get(key)
         if found is None:

@@ -13,11 +13,12 @@ from importlib.util import find_spec
 from typing import Final, Protocol
 
 from dualmap.router.prompts.inference_request import SentPrompt
-from dualmap.router.prompts.prompt import TokenCount, TokenizedHow, TokenizedPrompt
+from dualmap.router.prompts.prompt import TokenCount, TokenizedHow, TokenizedPrompt, Unrendered
 from dualmap.router.tokens.comparison import Compared
-from dualmap.router.tokens.request_kind import kind_of
+from dualmap.router.tokens.request_kind import RequestKind, kind_of
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.extras import how_to_install
+from dualmap.scheduling.prompts.blocks import TextPrompt
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.token_trust import TokenTrust, Trust
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -26,6 +27,7 @@ from dualmap.scheduling.state.view import ClusterView
 log = logging.getLogger(__name__)
 
 FILES: Final = "the model's files"
+RENDERED: Final = "the instances' /render"
 INSTANCES: Final = "the instances' /tokenize"
 POLL_S: Final = 2.0
 AGAIN_S: Final = 60.0
@@ -42,6 +44,14 @@ class TokenCounter(Protocol):
     async def close(self) -> None: ...
 
 
+class Renderer(Protocol):
+    """Computes chains of prompts with images."""
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | Unrendered: ...
+
+    async def close(self) -> None: ...
+
+
 class Comparison(Protocol):
     """Compares texts with an instance; None where it does not tokenize."""
 
@@ -52,13 +62,18 @@ class VerifiedTokenizer:
     """The counters of one pool on one replica, the preferred one first."""
 
     def __init__(
-        self, counters: Mapping[str, TokenCounter], *, pool: str, view: Callable[[], ClusterView], clock: Clock,
-        count: Callable[[TokenizedHow], None], miscounted: Callable[[], None], compare: Comparison | None = None,
+        self, counters: Mapping[str, TokenCounter], renderer: Renderer, *, pool: str, view: Callable[[], ClusterView],
+        clock: Clock, count: Callable[[TokenizedHow], None], unrendered: Callable[[Unrendered], None],
+        miscounted: Callable[[], None], compare: Comparison | None = None,
     ) -> None:  # fmt: skip
-        """``count`` is called with the outcome of each prompt, ``miscounted`` for each that an instance counted
-        otherwise. ``compare`` is for the first counter; without, it is the instances' own."""
+        """``count`` is called with the outcome of each prompt, ``unrendered`` for each whose media are estimated,
+        ``miscounted`` for each that an instance counted otherwise. ``compare`` is for the first counter; without, it is
+        the instances' own."""
         self._counters = dict(counters)
+        self._renderer = renderer
+        self._unrendered = unrendered
         self._trusts = {by: TokenTrust(Trust.EXACT if by == INSTANCES else Trust.UNVERIFIED) for by in self._counters}
+        self._trusts[RENDERED] = TokenTrust(Trust.EXACT)
         self._first = next(iter(self._counters))
         self._pool = pool
         self._view = view
@@ -68,24 +83,39 @@ class VerifiedTokenizer:
         self._compare = compare
         self._warned_s = float("-inf")
 
-    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
+    async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt:
         if sent.source is None:
             self._count("bytes")
-            return None
-        kind = kind_of(sent.source)
+            has_media = isinstance(sent.prompt, TextPrompt) and sent.prompt.has_media
+            return TokenizedPrompt(None, unrendered=Unrendered.OTHER_MEDIA if has_media else None)
+        kind, unrendered = kind_of(sent.source), None
+        if sent.source.has_media:
+            rendered = await self._rendered(sent, kind, lora, block_tokens)
+            if not isinstance(rendered, Unrendered):
+                self._count("rendered")
+                return TokenizedPrompt(rendered, TokenCount(RENDERED, kind))
+            unrendered = rendered
+            self._unrendered(unrendered)
         for by, counter in self._counters.items():
             if self._trust(by, kind) is Trust.MISTRUSTED:
                 continue
             chain = await counter.chain(sent, lora=lora, block_tokens=block_tokens)
             if chain is None:  # it has counted why
-                return None
-            if sent.source.has_media:
+                return TokenizedPrompt(None, unrendered=unrendered)
+            if unrendered is not None:
                 self._count("head")
-                return TokenizedPrompt(chain, None)
+                return TokenizedPrompt(chain, unrendered=unrendered)
             self._count("exact" if self._trust(by, kind) is Trust.EXACT else "unverified")
             return TokenizedPrompt(chain, TokenCount(by, kind))
         self._count("bytes")
-        return None
+        return TokenizedPrompt(None, unrendered=unrendered)
+
+    async def _rendered(
+        self, sent: SentPrompt, kind: RequestKind, lora: str | None, block_tokens: int
+    ) -> Chain | Unrendered:
+        if self._trust(RENDERED, kind) is Trust.MISTRUSTED:
+            return Unrendered.MISTRUSTED
+        return await self._renderer.chain(sent, lora=lora, block_tokens=block_tokens)
 
     def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
         trust, now_s, agreed = self._trusts[count.by], self._clock.monotonic_s(), counted_tokens == reported_tokens
@@ -115,7 +145,8 @@ class VerifiedTokenizer:
 
     @property
     def is_mistrusted(self) -> bool:
-        return self._trusts[self._first].whole is Trust.MISTRUSTED or self._mistrusted_kinds > 0
+        now_s, trusts = self._clock.monotonic_s(), (self._trusts[self._first], self._trusts[RENDERED])
+        return any(trust.whole is Trust.MISTRUSTED or trust.mistrusted_kinds(now_s) > 0 for trust in trusts)
 
     async def run(self) -> None:
         while True:
@@ -160,6 +191,7 @@ class VerifiedTokenizer:
         return True
 
     async def close(self) -> None:
+        await self._renderer.close()
         for counter in self._counters.values():
             await counter.close()
 
@@ -172,6 +204,8 @@ class VerifiedTokenizer:
 
     def _next(self, by: str) -> str:
         """The tokenizer that counts where ``by`` is mistrusted."""
+        if by == RENDERED:
+            return "the average of images"
         names = list(self._counters)
         after = names[names.index(by) + 1 :]
         return after[0] if after else "bytes"

@@ -33,6 +33,9 @@ _SEPARATOR = b"\xff"
 """Never part of UTF-8, so parts of a seed cannot run into each other."""
 
 
+IMAGE_MARK_BYTES = 32
+"""The end of an image's mark in a prompt's bytes: a hash of what identifies it."""
+
 Piece = bytes | str
 """A piece of a text: in UTF-8, or yet to be encoded."""
 
@@ -88,6 +91,11 @@ class TextPrompt:
     @property
     def has_media(self) -> bool:
         return self.media_at is not None
+
+    @property
+    def image_marks(self) -> tuple[bytes, ...]:
+        """What each image is told apart by, in order: equal for equal images, in all APIs."""
+        return tuple(self.data[end - IMAGE_MARK_BYTES : end] for end in self.image_ends)
 
     def _fields(self) -> tuple[bytes, int | None, Sequence[int], bool, bool]:
         return self.data, self.media_at, self.image_ends, self.other_media, self.unread

@@ -1,10 +1,11 @@
 """The engine's own blocks: one hash for a prompt's block and for the block that an engine reports.
 
 vLLM's prefix cache knows full blocks of ``block_tokens`` tokens. What identifies a block there: the block before it,
-its token ids, and *extra keys*, a short tuple: the LoRA adapter's name in every block, then ``(media hash, offset)`` of
-each image or sound in the block, then the cache salt in the first block, then digests of prompt embeddings. vLLM hashes
-these by an algorithm of its own, which differs by version and by ``--prefix-caching-hash-algo``: its hashes are names,
-no more than that. The fleet hashes the same contents itself:
+its token ids, and *extra keys*, a short tuple: the LoRA adapter's name in every block, then ``(identifier, offset)`` of
+each image or sound in the block, then the cache salt in the first block, then digests of prompt embeddings. The offset
+is that of the medium's first token, seen from the first of the block: negative where the medium began before it. vLLM
+hashes these by an algorithm of its own, which differs by version and by ``--prefix-caching-hash-algo``: its hashes are
+names, no more than that. The fleet hashes the same contents itself:
 
     hash_k = xxh3_64(token ids of block k, 32 bits each, little-endian, then its encoded extra keys; seed = hash_(k-1))
 
@@ -70,6 +71,18 @@ def block_hash(parent: int, token_bytes: bytes, extra: bytes = b"") -> int:
 
 
 @value
+class Medium:
+    """An image in a prompt of token ids."""
+
+    identifier: str
+    """The engine's name of its content."""
+    offset: int
+    """Tokens before its own."""
+    length: int
+    """Its own tokens."""
+
+
+@value
 class BlockExtras:
     """Encoded extra keys of the blocks of one prompt."""
 
@@ -86,6 +99,21 @@ class BlockExtras:
         names = [lora] if lora else []
         usual = encode_extra_keys(names)
         return cls(usual, {0: encode_extra_keys([*names, cache_salt])} if cache_salt else {})
+
+    @classmethod
+    def of_media(
+        cls, media: Sequence[Medium], block_tokens: int, lora: str | None = None, cache_salt: str | None = None
+    ) -> BlockExtras:
+        """The extra keys of a prompt with these media, in their order."""
+        names = [lora] if lora else []
+        keys: dict[int, list[Any]] = {0: [*names]} if cache_salt else {}
+        for medium in media:
+            last = medium.offset + medium.length - 1
+            for place in range(medium.offset // block_tokens, last // block_tokens + 1):
+                keys.setdefault(place, [*names]).append((medium.identifier, medium.offset - place * block_tokens))
+        if cache_salt:
+            keys[0].append(cache_salt)
+        return cls(encode_extra_keys(names), {place: encode_extra_keys(each) for place, each in keys.items()})
 
 
 NO_EXTRAS: Final = BlockExtras()

@@ -13,6 +13,7 @@ from dualmap.router.prompts.prompt import (
     ReadPrompt,
     TokenCount,
     TokenizedPrompt,
+    Unrendered,
     output_limit,
     read_prompt,
     sent_prompt,
@@ -217,7 +218,7 @@ class HeadTokenizer:
 
     async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt:
         assert sent.source is not None and sent.source.has_media
-        return TokenizedPrompt(self.head, None)
+        return TokenizedPrompt(self.head, unrendered=Unrendered.OFF)
 
     def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
         raise AssertionError("nothing was counted")
@@ -242,7 +243,7 @@ async def test_a_prompt_with_an_image_has_engine_blocks_up_to_it_and_is_estimate
         )
 
     cat, again, dog = [await chain_with(image, "what is this? " * 20) for image in ("cat", "cat", "dog")]
-    assert cat.chain == again.chain and cat.count is None and cat.images == 1
+    assert cat.chain == again.chain and cat.count is None and cat.images == 1 and cat.unrendered is Unrendered.OFF
     assert cat.chain.hashes[:4] == dog.chain.hashes[:4] == tuple(head.hashes)
     assert cat.chain.hashes[4] != dog.chain.hashes[4]
     assert 64 + 1024 + 60 < cat.chain.prompt_tokens < 64 + 1024 + 120

@@ -44,7 +44,7 @@ def scheduling() -> SchedulingSettings:
 
 
 def explanation(request_id: str, outcome: str | None = None) -> Explanation:
-    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, HashKey(1, 2**64 - 1, 16, 3, 4))
+    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, 2, "", HashKey(1, 2**64 - 1, 16, 3, 4))
     return Explanation(asked, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
 
 

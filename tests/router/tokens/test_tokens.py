@@ -25,7 +25,12 @@ async def test_a_pool_with_a_folder_of_files_counts_by_them_and_one_without_esti
     counts = []
     for folder in (model_folder, None):
         tokenizer = build_tokenizer(
-            PoolSettings(tokenizer=folder), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+            PoolSettings(tokenizer=folder),
+            RouterSettings(),
+            metrics,
+            view=ClusterView,
+            learned=Learned,
+            clock=RealClock(),
         )
         read = await read_prompt(
             sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
@@ -53,7 +58,12 @@ def test_files_that_cannot_be_used_stop_the_start_by_name(
     metrics = RouterMetrics(["default"]).pools["default"]
     with pytest.raises(NoTokenizerError, match=complaint):
         build_tokenizer(
-            PoolSettings(tokenizer=tmp_path), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+            PoolSettings(tokenizer=tmp_path),
+            RouterSettings(),
+            metrics,
+            view=ClusterView,
+            learned=Learned,
+            clock=RealClock(),
         )
 
 
@@ -63,7 +73,12 @@ def test_missing_packages_are_named_with_their_remedy(model_folder: Path, monkey
 
     with pytest.raises(NoTokenizerError, match=r"pip install .*transformers.*tokenizer: instances"):
         build_tokenizer(
-            PoolSettings(tokenizer=model_folder), RouterSettings(), metrics, view=ClusterView, clock=RealClock()
+            PoolSettings(tokenizer=model_folder),
+            RouterSettings(),
+            metrics,
+            view=ClusterView,
+            learned=Learned,
+            clock=RealClock(),
         )
 
 

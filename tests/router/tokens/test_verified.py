@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.prompts.prompt import TokenizedPrompt, sent_prompt
+from dualmap.router.prompts.prompt import Unrendered, sent_prompt
 from dualmap.router.tokens.comparison import Compared
 from dualmap.router.tokens.verified import AGAIN_S, FILES, INSTANCES, POLL_S, VerifiedTokenizer
 from dualmap.scheduling.prompts.chain import Chain
@@ -34,19 +34,34 @@ class Counter:
         pass
 
 
+class Renderer:
+    """Always renders the same, or not for the same reason."""
+
+    found: Chain | Unrendered = Unrendered.OFF
+
+    async def chain(self, sent: Any, *, lora: str | None, block_tokens: int) -> Chain | Unrendered:
+        return self.found
+
+    async def close(self) -> None:
+        pass
+
+
 class Fleet:
     """A tokenizer with two counters, beside instances that report ``engine`` tokens."""
 
     def __init__(self, clock: Any, *, files: int = 7, instances: int = 7, engine: int = 7) -> None:
         self.engine = engine
         self.results: list[str] = []
+        self.unrendered: list[str] = []
+        self.renderer = Renderer()
         self.miscounted = 0
         self.asked = 0
         self.texts: bool | None = True
         view: Any = SimpleNamespace(ready=("a",), instances={"a": tools.spec("a")})
         self.tokenizer = VerifiedTokenizer(
-            {FILES: Counter(files), INSTANCES: Counter(instances)}, pool="p", view=lambda: view, clock=clock,
-            count=self.results.append, miscounted=self._miscount, compare=self._compare,
+            {FILES: Counter(files), INSTANCES: Counter(instances)}, self.renderer, pool="p", view=lambda: view,
+            clock=clock, count=self.results.append, unrendered=self.unrendered.append, miscounted=self._miscount,
+            compare=self._compare,
         )  # fmt: skip
 
     def _miscount(self) -> None:
@@ -62,8 +77,10 @@ class Fleet:
         """What the prompt is called; its instance then reports."""
         sent = sent_prompt(PATH, body)
         assert sent is not None
-        read: TokenizedPrompt | None = await self.tokenizer.tokenize(sent, lora=None, block_tokens=4)
-        if read is not None and read.count is not None:
+        read = await self.tokenizer.tokenize(sent, lora=None, block_tokens=4)
+        assert (read.unrendered is not None) == (sent.images > 0 and self.results[-1] != "rendered")
+        if read.count is not None:
+            assert read.chain is not None
             self.tokenizer.reported(read.count, read.chain.prompt_tokens, self.engine, "a")
         return self.results[-1]
 
@@ -144,3 +161,29 @@ async def test_texts_are_compared_at_the_start_and_when_counts_give_reason_to(cl
     for body in (CHAT, TOOLS, {**CHAT, "reasoning_effort": "low"}):
         await fleet.send(body)
     assert await run() == 1
+
+
+IMAGE: dict[str, Any] = {
+    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x/cat"}}]}]
+}
+
+
+async def test_a_prompt_with_an_image_is_rendered_or_known_up_to_it(clock: Any) -> None:
+    fleet = Fleet(clock)
+    assert (await fleet.send(IMAGE), fleet.unrendered) == ("head", [Unrendered.OFF])
+    fleet.renderer.found = engine_chain([1] * 7, 4)
+    assert (await fleet.send(IMAGE), fleet.unrendered) == ("rendered", [Unrendered.OFF])
+    assert (fleet.miscounted, fleet.tokenizer.is_mistrusted) == (0, False)
+
+
+async def test_renderings_that_an_instance_counted_otherwise_are_not_used_for_such_prompts(
+    clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet = Fleet(clock, engine=8)
+    fleet.renderer.found = engine_chain([1] * 7, 4)
+    assert [await fleet.send(IMAGE) for _ in range(3)] == ["rendered", "head", "head"]
+    assert fleet.unrendered == [Unrendered.MISTRUSTED] * 2 and fleet.tokenizer.is_mistrusted
+    assert "the average of images" in caplog.text
+    clock.now_s += MISTRUSTED_S
+    fleet.engine = 7
+    assert [await fleet.send(IMAGE) for _ in range(2)] == ["rendered"] * 2

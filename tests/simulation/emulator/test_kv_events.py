@@ -10,7 +10,7 @@ import httpx
 import pytest
 import zmq.asyncio
 
-from dualmap.scheduling.prompts.engine_blocks import BlockExtras, encode_extra_keys, engine_chain
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, Medium, engine_chain
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
@@ -106,11 +106,9 @@ async def test_blocks_with_images_have_the_keys_by_which_vllm_tells_them_apart(
     features, size = rendered["features"], BLOCK_TOKENS
     (identifier,), (place,) = features["mm_hashes"]["image"], features["mm_placeholders"]["image"]
     assert place["length"] == 2 * size
-    first, last = place["offset"] // size, (place["offset"] + place["length"] - 1) // size
-    keys = {block: [[identifier, place["offset"] - block * size]] for block in range(first, last + 1)}
-    at = {block: encode_extra_keys(each) for block, each in keys.items()} | {0: encode_extra_keys(["s"])}
+    extras = BlockExtras.of_media([Medium(identifier, place["offset"], place["length"])], size, None, "s")
     ids = [token & 0xFFFFFFFF for token in rendered["token_ids"]]
-    full = engine_chain(ids, size, BlockExtras(at=at)).hashes
+    full = engine_chain(ids, size, extras).hashes
     assert await reader.read_all() == set(full[: len(ids) // size])
 
 

@@ -102,7 +102,8 @@ export class Story {
     return element("figure", {}, picture, element("figcaption", {},
       `${count(story.prompt_tokens)} tokens in ${count(cells)} block${cells > 1 ? "s" : ""} of ${story.block_tokens}. `,
       `The hash key ${story.hash_key.slice(0, 8)} covers the first ${count(Math.min(story.prompt_tokens, story.key_blocks * story.key_tokens))} tokens${story.key_blocks > this.shortest(story.pool) ? ": their prefix is hot" : ""}. `,
-      element("i", { style: `color: ${tint}` }, "■ "), `${percent(hit_tokens / story.prompt_tokens)} expected in the cache${reported}.`));
+      element("i", { style: `color: ${tint}` }, "■ "), `${percent(hit_tokens / story.prompt_tokens)} expected in the cache${reported}.`,
+      story.media_estimated ? ` Its media are estimated, as ${story.media_estimated}.` : ""));
   }
 
   candidates(story, round) {

@@ -1,0 +1,195 @@
+"""Prompts with images as an instance renders them, by its ``/v1/chat/completions/render``.
+
+An image is sent there once: its tokens are kept by the hash of what identifies it, and stand in every later prompt that
+has it. The question is made beside the request, which waits for the answer for a set time; a late answer serves the
+next prompt with these images.
+
+vLLM renders with ``--enable-scale-out`` alone. Where no instance does, or not in time, images count as many tokens as
+they have on average, and the blocks from the first one on are named after bytes (``Unrendered`` says why).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from dualmap.router.prompts.inference_request import SentPrompt
+from dualmap.router.prompts.prompt import Unrendered
+from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
+from dualmap.router.tokens.kept import Kept
+from dualmap.router.tokens.rendered_prompt import (
+    RENDER_PATH,
+    ImageTokens,
+    RenderedPrompt,
+    RenderQuestion,
+    UnrenderedError,
+    read_rendered,
+)
+from dualmap.runtime.clock import Clock
+from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.prompts.blocks import TextPrompt
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.view import ClusterView
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MIN_TOKENS: Final = 256
+"""Estimated tokens from the first message with an image on. Of fewer, an estimate costs less than the question."""
+MAX_TEXT_BYTES: Final = 1 << 20
+MAX_WAITING: Final = 64
+"""Prompts whose rendering is awaited; one more is estimated at once."""
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Bytes of their images, which outlive their requests."""
+RETRY_S: Final = 60.0
+"""Time before the next question to an instance that does not render, or with an image of a prompt that it refused."""
+_IN_THREAD_BYTES: Final = 64 << 10
+"""A body or an answer beyond this is made, or read, in a thread: it takes milliseconds."""
+
+
+class InstanceRenderer:
+    """The renderer of one pool's instances, on one replica."""
+
+    def __init__(
+        self, model: str, view: Callable[[], ClusterView], learned: Callable[[], Learned], client: InstanceClient, *,
+        clock: Clock, timeout_s: float, max_bytes: int,
+    ) -> None:  # fmt: skip
+        """``max_bytes`` bounds what is kept of images and of prompts, together."""
+        self._model = model
+        self._view = view
+        self._learned = learned
+        self._client = client
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._prompts: Kept[int, RenderedPrompt] = Kept(max_bytes // 2)
+        self._images: Kept[int, ImageTokens] = Kept(max_bytes // 2)
+        self._refused: Kept[int, float] = Kept(MAX_WAITING * MAX_WAITING)
+        """The times until which images of refused prompts are not sent again; each counts as one."""
+        self._pending: dict[int, asyncio.Task[RenderedPrompt | Unrendered]] = {}
+        self._pending_bytes = 0
+        self._asked_for: dict[int, asyncio.Event] = {}
+        """Images that a question under way has."""
+        self._not_before_s: dict[str, float] = {}
+        """The times before which instances are not asked, by URL."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self._prompts.memory_bytes + self._images.memory_bytes
+
+    async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | Unrendered:
+        """The chain of the engine's blocks of a prompt with images."""
+        source = sent.source
+        if source is None or source.prompt.other_media:
+            return Unrendered.OTHER_MEDIA
+        if not self._pays(source.prompt):
+            return Unrendered.SMALL
+        if source.text_bytes > MAX_TEXT_BYTES:
+            return Unrendered.REFUSED
+        model = lora or self._model
+        try:
+            question = RenderQuestion(source, model)
+        except UnrenderedError as error:
+            log.debug("prompt not rendered: %s", error)
+            return Unrendered.REFUSED
+        prompt = self._prompts.get(question.key) or await self._await(question, model)
+        return prompt if isinstance(prompt, Unrendered) else prompt.chain(block_tokens, lora, sent.salt)
+
+    async def close(self) -> None:
+        for task in self._pending.values():
+            task.cancel()
+        await asyncio.gather(*self._pending.values(), return_exceptions=True)
+        await self._client.close()
+
+    def _pays(self, prompt: TextPrompt) -> bool:
+        """Whether what is estimated without a rendering is worth one."""
+        assert prompt.media_at is not None
+        learned = self._learned()
+        text_tokens = (prompt.size - prompt.media_at) / learned.bytes_per_token
+        return text_tokens + len(prompt.image_ends) * learned.image_tokens >= MIN_TOKENS
+
+    async def _await(self, question: RenderQuestion, model: str) -> RenderedPrompt | Unrendered:
+        """The rendering if it comes in time; callers with the same prompt share one question."""
+        task = self._pending.get(question.key)
+        if task is None:
+            url = self._instance(model)
+            if url is None:
+                return Unrendered.OFF
+            try:
+                sent_bytes = question.sent_bytes(self._images)
+            except UnrenderedError:
+                return Unrendered.REFUSED
+            if len(self._pending) >= MAX_WAITING or self._pending_bytes + sent_bytes > MAX_WAITING_BYTES:
+                return Unrendered.BUSY
+            self._pending_bytes += sent_bytes
+            task = self._pending[question.key] = asyncio.create_task(self._learn(question, url, sent_bytes))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            return Unrendered.LATE
+
+    def _instance(self, model: str) -> str | None:
+        """An instance that may render."""
+        view, now_s = self._view(), self._clock.monotonic_s()
+        urls = {view.instances[each].url for each in view.serving(model).ready}
+        asked = [url for url in urls if self._not_before_s.get(url, 0.0) <= now_s]
+        return random.choice(asked) if asked else None
+
+    async def _learn(self, question: RenderQuestion, url: str, sent_bytes: int) -> RenderedPrompt | Unrendered:
+        try:
+            while others := [each for key in question.images if (each := self._asked_for.get(key)) is not None]:
+                await others[0].wait()
+            return await self._render(question, url)
+        finally:
+            del self._pending[question.key]
+            self._pending_bytes -= sent_bytes
+
+    async def _render(self, question: RenderQuestion, url: str) -> RenderedPrompt | Unrendered:
+        known = {key: found for key in question.images if (found := self._images.get(key)) is not None}
+        new = [key for key in dict.fromkeys(question.images) if key not in known]
+        now_s = self._clock.monotonic_s()
+        if any((self._refused.get(key) or 0.0) > now_s for key in new):
+            return Unrendered.REFUSED
+        done = asyncio.Event()
+        self._asked_for |= dict.fromkeys(new, done)
+        try:
+            async with self._client.turn:
+                body = await _in_thread(question.sent_bytes(known), lambda: question.body(known))
+                answer = await self._client.post(url + RENDER_PATH, body)
+            if answer is None:
+                raise UnrenderedError("it was refused")
+            rendered = await _in_thread(len(answer), lambda: read_rendered(answer, len(question.images)))
+        except UnrenderedError as error:
+            log.debug("prompt not rendered: %s", error)
+            for key in new:
+                self._refused.keep(key, now_s + RETRY_S, 1)
+            return Unrendered.REFUSED
+        except TokenizeError as error:
+            if url not in self._not_before_s:
+                log.warning(
+                    "%s does not render prompts with images: %s; they are estimated. vLLM renders with"
+                    " --enable-scale-out",
+                    url, error,
+                )  # fmt: skip
+            self._not_before_s[url] = now_s + RETRY_S
+            return Unrendered.OFF
+        finally:
+            for key in new:
+                del self._asked_for[key]
+            done.set()
+        self._not_before_s.pop(url, None)
+        for place, key in enumerate(question.images):
+            if key not in known:
+                image = rendered.image(place)
+                self._images.keep(key, image, image.memory_bytes)
+        prompt = rendered.with_images([known.get(key) for key in question.images])
+        self._prompts.keep(question.key, prompt, prompt.memory_bytes)
+        return prompt
+
+
+async def _in_thread(size_bytes: int, work: Callable[[], T]) -> T:
+    return work() if size_bytes < _IN_THREAD_BYTES else await asyncio.to_thread(work)
