@@ -50,6 +50,7 @@ Case = tuple[str, list[Any], Sequence[str] | None, list[float]]
 
 def load_of(rng: random.Random) -> InstanceLoad:
     deferred, dispatched, held = (rng.choice((0, rng.randrange(20_000))) for _ in range(3))
+    counts = {name: rng.choice((0, rng.randrange(20_000))) for name in COUNTED}
     return InstanceLoad(
         "a",
         InstanceState.READY,
@@ -57,12 +58,13 @@ def load_of(rng: random.Random) -> InstanceLoad:
         kv_capacity_tokens=rng.randrange(1, 2_000_000),
         passed_over_tokens=rng.choice((0, rng.randrange(20_000))),
         max_running_requests=rng.randrange(1, 500),
-        pending_tokens=deferred + dispatched + held,
-        dispatched_tokens=dispatched,
-        deferred_tokens=deferred,
-        context_tokens=rng.randrange(3_000_000),
-        running_requests=rng.choice((0, rng.randrange(300))),
-        yielding_tokens=rng.choice((0, rng.randrange(20_000))),
+        **counts
+        | {
+            "pending_tokens": deferred + dispatched + held,
+            "dispatched_tokens": dispatched,
+            "deferred_tokens": deferred,
+            "context_tokens": rng.randrange(3_000_000),
+        },
     )
 
 
