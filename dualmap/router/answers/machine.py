@@ -1103,6 +1103,7 @@ _RECEIVERS: Final[Mapping[Phase, Callable[..., None]]] = {
     Phase.UNREAD: AnswerMachine._pass,
 }
 """The methods that take bytes, by phase."""
+assert _RECEIVERS.keys() == set(Phase) - ENDS - {Phase.AWAITING_HEAD, Phase.LENT}, "bytes come in each of these phases"
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[AnswerMachine, Any, float], None]]] = {
     Head: AnswerMachine._came,

@@ -27,8 +27,12 @@ import orjson
 
 from dualmap.router.answers.checks import retry_after_s
 from dualmap.router.answers.machine import (
+    Abort,
     AnswerMachine,
     AnswerSpec,
+    BreakOff,
+    Close,
+    Effect,
     Effects,
     Event,
     Finish,
@@ -36,8 +40,11 @@ from dualmap.router.answers.machine import (
     Head,
     Left,
     Lost,
+    Send,
     Settle,
     Use,
+    Write,
+    WriteLast,
 )
 from dualmap.router.answers.result import AnswerResult
 from dualmap.router.errors import (
@@ -651,14 +658,19 @@ class _Answer:
         self._carry_out(self._machine.on(event, 0.0))
 
     def _carry_out(self, effects: Effects) -> None:
-        """The gateway itself passes the answer on, so hardly an effect is left to do."""
         for effect in effects:
-            if isinstance(effect, FirstToken):
-                self._live.first_token()
-            elif isinstance(effect, Finish | Settle):
-                self._result = effect.result
-                if (fault := effect.result.fault) is not None:
-                    self._live.broke_off(fault)
+            _EFFECTS[type(effect)](self, effect)
+
+    def _first_token(self, _: FirstToken) -> None:
+        self._live.first_token()
+
+    def _finish(self, effect: Finish | Settle) -> None:
+        self._result = effect.result
+        if (fault := effect.result.fault) is not None:
+            self._live.broke_off(fault)
+
+    def _pass_over(self, _: Effect) -> None:
+        """Leave it to the gateway, which passes the answer on."""
 
     @property
     def shows_end(self) -> bool:
@@ -689,6 +701,15 @@ class _Answer:
         """The usage in what has come of the answer."""
         return self._machine.so_far().usage
 
+
+_EFFECTS: Final[Mapping[type[Any], Callable[[_Answer, Any], None]]] = {
+    FirstToken: _Answer._first_token,
+    Finish: _Answer._finish,
+    Settle: _Answer._finish,
+    **dict.fromkeys((Send, Write, WriteLast, BreakOff, Abort, Close), _Answer._pass_over),
+}
+"""What is done for each effect of the answer's machine. It is never lent to the native relay, and never goes on
+elsewhere, so the effects of these are missing."""
 
 _RESET: Final = frozenset({"upstream_reset_before_response_started", "upstream_reset_after_response_started"})
 _NEVER_SENT: Final = frozenset(
