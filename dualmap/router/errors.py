@@ -199,7 +199,7 @@ class UpstreamError(RouterError):
     status, type, code = 502, "api_error", "upstream_failed"
 
 
-class UnavailableError(RouterError):
+class NoInstanceError(RouterError):
     """No instance is ready."""
 
     status, type, code = 503, "service_unavailable", "no_instance"
@@ -212,11 +212,11 @@ class InstanceStartingError(RouterError):
     status, type, code = 503, "service_unavailable", "instance_starting"
 
 
-def nobody_ready(pool: str, model: str = "") -> UnavailableError:
+def no_instance(pool: str, model: str = "") -> NoInstanceError:
     """The error where no instance of a pool takes requests; with ``model``, none of those that serve this name."""
     which = f" that lists the model {model!r}" if model else ""
     message = f"no instance of pool {pool!r}{which} is ready; see /admin/instances"
-    return UnavailableError(message, retry_after_s=NO_INSTANCE_RETRY_S)
+    return NoInstanceError(message, retry_after_s=NO_INSTANCE_RETRY_S)
 
 
 def unknown_model(model: str) -> UnknownModelError:

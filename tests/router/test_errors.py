@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dualmap.router.errors as errors
-from dualmap.router.errors import RouterError, UnavailableError, error_body, error_headers, from_exception
+from dualmap.router.errors import NoInstanceError, RouterError, error_body, error_headers, from_exception
 from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RouterError)]
@@ -49,7 +49,7 @@ def test_a_full_replica_is_a_rate_limit_and_no_instance_an_overload_to_anthropic
         return name
 
     assert kind(errors.QueueFullError("full")) == "rate_limit_error"
-    assert kind(UnavailableError("none")) == "overloaded_error"
+    assert kind(NoInstanceError("none")) == "overloaded_error"
     assert kind(errors.InvalidApiKeyError("no")) == "authentication_error"
 
 
@@ -58,10 +58,10 @@ def test_no_two_kinds_share_status_and_code() -> None:
 
 
 def test_retry_after_is_whole_seconds_and_never_zero() -> None:
-    assert error_headers(UnavailableError("later", retry_after_s=0.2)) == {"retry-after": "1"}
-    assert error_headers(UnavailableError("later", retry_after_s=2.1)) == {"retry-after": "3"}
-    assert error_headers(UnavailableError("later", retry_after_s=3600.0)) == {"retry-after": "120"}
-    assert error_headers(UnavailableError("later")) == {}
+    assert error_headers(NoInstanceError("later", retry_after_s=0.2)) == {"retry-after": "1"}
+    assert error_headers(NoInstanceError("later", retry_after_s=2.1)) == {"retry-after": "3"}
+    assert error_headers(NoInstanceError("later", retry_after_s=3600.0)) == {"retry-after": "120"}
+    assert error_headers(NoInstanceError("later")) == {}
 
 
 def test_a_missing_key_is_challenged() -> None:
@@ -77,5 +77,5 @@ def test_store_errors_become_503_and_unknown_ones_give_nothing_away() -> None:
 
 
 def test_a_router_error_stays_itself() -> None:
-    error = UnavailableError("no")
+    error = NoInstanceError("no")
     assert from_exception(error) is error

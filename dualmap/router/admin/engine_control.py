@@ -20,7 +20,7 @@ from dualmap.router.admin.engine_effects import Effect, effect_of
 from dualmap.router.admin.explanations import PEER_TIMEOUT_S, meant_by
 from dualmap.router.admin.instances import STATE_RACES
 from dualmap.router.admin.scope import PoolsParam, RuntimeParam
-from dualmap.router.errors import ForbiddenPathError, InvalidRequestError, NotFoundError, UpstreamError, nobody_ready
+from dualmap.router.errors import ForbiddenPathError, InvalidRequestError, NotFoundError, UpstreamError, no_instance
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
@@ -116,7 +116,7 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         found = await asyncio.gather(*(_servers(pool, client) for pool in pools))
         called = [(pool, urls) for pool, urls in zip(pools, found, strict=True) if urls]
         if not called:
-            raise nobody_ready(pools[0].settings.name)
+            raise no_instance(pools[0].settings.name)
 
         async def call(pool: ServedPool, url: str, instance_ids: tuple[str, ...]) -> _ServerAnswer:
             try:

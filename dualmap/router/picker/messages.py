@@ -14,12 +14,12 @@ from typing import Any, Final
 from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.errors import (
     HoldTimeoutError,
+    NoInstanceError,
     QueueFullError,
     ReplicaFullError,
     RouterError,
     ShuttingDownError,
     SloUnreachableError,
-    UnavailableError,
 )
 from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import meant_path, split_target
@@ -307,7 +307,7 @@ _LB_KEY: Final = _field(1, _LB.encode())
 _REASONS: Final[tuple[tuple[type[RouterError], str], ...]] = (
     (ShuttingDownError, "shutting-down"),
     (HoldTimeoutError, "ttl-expired"),
-    (UnavailableError, "rejected-no-endpoints"),
+    (NoInstanceError, "rejected-no-endpoints"),
     (QueueFullError, "rejected-saturated"),
     (ReplicaFullError, "rejected-saturated"),
     (SloUnreachableError, "rejected-saturated"),

@@ -51,9 +51,9 @@ from dualmap.router.errors import (
     NO_INSTANCE_RETRY_S,
     BodyTooLargeError,
     ForbiddenPathError,
+    NoInstanceError,
     RequestTimeoutError,
     RouterError,
-    UnavailableError,
     error_body,
     error_headers,
     from_exception,
@@ -405,7 +405,7 @@ class PickedRequest:
         allowed = [instance_id for each in found.values() for instance_id in each]
         read.only = frozenset(allowed)
         if not read.only:
-            raise UnavailableError(
+            raise NoInstanceError(
                 f"the gateway allows {', '.join(subset) or 'no address'} alone, and pool {pool.settings.name!r} has no"
                 " instance there; see /admin/instances",
                 retry_after_s=NO_INSTANCE_RETRY_S,

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from typing import assert_never
 
 from dualmap.router.errors import (
     HoldTimeoutError,
     InstanceStartingError,
+    NoInstanceError,
     QueueFullError,
     RequestQuarantinedError,
     RouterError,
     SloUnreachableError,
-    UnavailableError,
     UpstreamError,
     UpstreamTimeoutError,
-    nobody_ready,
+    no_instance,
 )
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.tenants.rate_limits import over_limit
 from dualmap.scheduling.request.machine import MAX_CONTINUATIONS, Refusal, Refuse, RequestMachine
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
-from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.statestore.errors import StoreError
 
 
 def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterError:
-    """The error for the request's client, which says what can be done about it."""
+    """The error for the request's client, which says what can be done about it. The table in
+    ``docs/reference/errors.md`` names the place that decides each of them."""
     failure, why = machine.failure, refuse.why
     match why:
-        case Refusal.OVERDUE | Refusal.TOO_SLOW if failure is not None:
-            return _too_late(why, failure)
+        case Refusal.NO_INSTANCE:
+            return no_instance(pool.settings.name, machine.stored_name())
+        case Refusal.INSTANCE_REMOVED:
+            return NoInstanceError("its instance was removed while the request was sent there", retry_after_s=1.0)
+        case Refusal.NOT_STARTED | Refusal.TOO_MANY_WAIT:
+            return _not_started(why, pool)
+        case Refusal.LIMITED:
+            return _limited(refuse, machine)
+        case Refusal.QUARANTINED if failure is None:
+            return _quarantined(refuse)
+        case Refusal.QUEUE_FULL:
+            return _queue_full(refuse, pool)
         case Refusal.WOULD_BE_LATE | Refusal.IS_LATE | Refusal.LATE_FOR_TOO_LONG:
             return _late(refuse, machine, pool)
         case Refusal.HELD_TOO_LONG:
@@ -38,32 +49,52 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
                 " again later, add instances, or raise scheduling.max_hold_s",
                 retry_after_s=_expected_wait_s(machine, pool),
             )
-        case Refusal.NOT_STARTED | Refusal.TOO_MANY_WAIT if pool.settings.autoscale is not None:
-            return _not_started(why, pool.settings.name, pool.settings.autoscale)
-        case Refusal.LIMITED if refuse.failed is not None and refuse.failed.limited is not None:
-            assert machine.spec.draws is not None
-            return over_limit(machine.spec.tenant, machine.spec.draws, refuse.failed.limited)
-        case Refusal.QUEUE_FULL if refuse.failed is not None:
-            full = refuse.failed.full
-            return QueueFullError(
-                f"{', '.join(sorted(full))} of pool {pool.settings.name!r} hold as many requests as"
-                " max_queued_requests of each allows; try again later, add instances, or raise max_queued_requests"
-                " (pools[].instances, or PATCH /admin/instances/ID)",
-                retry_after_s=max(1.0, min(map(pool.fleet.expected_wait_s, full))),
-            )
-    if failure is not None:
-        return exhausted(failure, _why_no_other_try(why, machine.tries))
-    if refuse.quarantined is not None:
-        return RequestQuarantinedError(
-            f"{refuse.quarantined.deaths} engines died while they held this prompt: it is refused for a while",
-            retry_after_s=refuse.quarantined.retry_after_s,
-        )
-    if why is Refusal.INSTANCE_REMOVED:
-        return UnavailableError("its instance was removed while the request was sent there", retry_after_s=1.0)
-    return nobody_ready(pool.settings.name, machine.stored_name())
+        case Refusal.OVERDUE | Refusal.TOO_SLOW:
+            return _too_late(why, _last_failure(machine))
+        case (
+            Refusal.QUARANTINED
+            | Refusal.NOBODY_LEFT
+            | Refusal.TRIES_SPENT
+            | Refusal.CONTINUED_TOO_OFTEN
+            | Refusal.BUDGET_SPENT
+        ):
+            return exhausted(_last_failure(machine), _why_no_other_try(why, machine.tries))
+        case _:
+            assert_never(why)
 
 
-def _not_started(why: Refusal, pool: str, autoscale: AutoscaleSettings) -> RouterError:
+def _last_failure(machine: RequestMachine) -> InstanceFailure:
+    assert machine.failure is not None, "only a request that an instance failed is refused for this"
+    return machine.failure
+
+
+def _limited(refuse: Refuse, machine: RequestMachine) -> RouterError:
+    assert machine.spec.draws is not None and refuse.failed is not None and refuse.failed.limited is not None
+    return over_limit(machine.spec.tenant, machine.spec.draws, refuse.failed.limited)
+
+
+def _quarantined(refuse: Refuse) -> RouterError:
+    assert refuse.quarantined is not None
+    return RequestQuarantinedError(
+        f"{refuse.quarantined.deaths} engines died while they held this prompt: it is refused for a while",
+        retry_after_s=refuse.quarantined.retry_after_s,
+    )
+
+
+def _queue_full(refuse: Refuse, pool: ServedPool) -> RouterError:
+    assert refuse.failed is not None
+    full = refuse.failed.full
+    return QueueFullError(
+        f"{', '.join(sorted(full))} of pool {pool.settings.name!r} hold as many requests as"
+        " max_queued_requests of each allows; try again later, add instances, or raise max_queued_requests"
+        " (pools[].instances, or PATCH /admin/instances/ID)",
+        retry_after_s=max(1.0, min(map(pool.fleet.expected_wait_s, full))),
+    )
+
+
+def _not_started(why: Refusal, served: ServedPool) -> RouterError:
+    pool, autoscale = served.settings.name, served.settings.autoscale
+    assert autoscale is not None, "only a pool that scales may be without any instance"
     advice = "dualmap inspect scaling says how its start goes"
     if why is Refusal.TOO_MANY_WAIT:
         said = f"{autoscale.max_waiting} requests of this router wait for the first instance of pool {pool!r} already"

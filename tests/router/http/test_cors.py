@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dualmap.router.errors import UnavailableError
+from dualmap.router.errors import NoInstanceError
 from dualmap.router.settings import RouterSettings
 from tests.router.http import kit
 from tests.router.http.kit import Answer, Client, Instance, StartInstance, StartRouter, Talk
@@ -67,7 +67,7 @@ async def test_an_answer_may_be_read_by_the_page_and_so_may_its_fleet_fields(pag
 
 
 async def test_errors_and_the_apps_answers_may_be_read_as_well(page: StartPage) -> None:
-    _, client = await page(cors_origins=("*",), api_keys=("k",), refusal=UnavailableError("none"))
+    _, client = await page(cors_origins=("*",), api_keys=("k",), refusal=NoInstanceError("none"))
     client.chat(headers="origin: null\r\n")
     client.chat(headers="origin: null\r\nauthorization: Bearer k\r\n")
     client.request("/v1/models", method="GET", headers="origin: null\r\nauthorization: Bearer k\r\n")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 
 import pytest
 
 from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
 from dualmap.router.requests.refusals import exhausted, outcome_of
+from dualmap.scheduling.request.machine import Refusal
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.statestore.errors import StoreUnavailableError
 
@@ -36,3 +39,10 @@ def test_time_outs_are_told_from_other_failures() -> None:
 )
 def test_every_exception_is_an_outcome(error: BaseException, outcome: Outcome) -> None:
     assert outcome_of(error) is outcome
+
+
+def test_the_reference_says_of_every_refusal_where_it_is_decided() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "reference" / "errors.md").read_text("utf-8")
+    _, _, table = page.partition("| refusal | code | decided in |")
+
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*Refusal]

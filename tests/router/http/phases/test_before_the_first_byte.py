@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.errors import UnavailableError
+from dualmap.router.errors import NoInstanceError
 from dualmap.scheduling.request.outcome import FailureKind, Outcome
 from tests.router.http import kit
 from tests.router.http.kit import Script, StartInstance, StartRouter, Talk
@@ -173,7 +173,7 @@ async def test_a_request_that_nobody_answers_is_refused_by_the_id_that_the_fleet
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()
     assert answer.status == 502 and answer.headers["x-request-id"] == "r1-2"
-    intake.refusal = UnavailableError("nobody is ready")
+    intake.refusal = NoInstanceError("nobody is ready")
     intake.refusal.request_id = "r1-3"
     client.chat(headers="x-request-id: r1\r\n")
     answer = await client.answer()

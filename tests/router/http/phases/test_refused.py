@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.router.errors import OutOfFilesError, QueueFullError, UnavailableError
+from dualmap.router.errors import NoInstanceError, OutOfFilesError, QueueFullError
 from dualmap.router.http.upstream_pool import UpstreamPool
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.statestore.errors import StoreUnavailableError
@@ -35,7 +35,7 @@ async def test_a_refused_placement_is_the_answer(fleet: StartFleet) -> None:
     answer = await client.answer()
     assert answer.status == 429 and answer.headers["retry-after"] == "3"
     assert answer.headers["x-request-id"] == "r9" and answer.error["code"] == "queue_full"
-    intake.refusal = UnavailableError("nobody is ready")
+    intake.refusal = NoInstanceError("nobody is ready")
     client.chat()
     assert (await client.answer()).status == 503
 

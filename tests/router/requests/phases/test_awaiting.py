@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.errors import InstanceStartingError, UnavailableError
+from dualmap.router.errors import InstanceStartingError, NoInstanceError
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
@@ -73,7 +73,7 @@ async def test_a_pool_that_has_instances_at_all_times_refuses_as_before_and_tell
 ) -> None:
     runtime = await start_runtime(pools=pool(least=1))
     (placing,) = await place(runtime, 1)
-    with pytest.raises(UnavailableError):
+    with pytest.raises(NoInstanceError):
         await placing
     assert await reported(store, WAITING_FIELD) == [None]
 

@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.router.errors import (
     InvalidRequestError,
-    UnavailableError,
+    NoInstanceError,
     UpstreamError,
 )
 from dualmap.runtime.pool_settings import PoolSettings
@@ -24,7 +24,7 @@ async def test_without_a_ready_instance_it_is_refused_like_a_scheduled_request(s
 
     refusals = []
     for path in ("/v1/completions", "/v1/embeddings"):
-        with pytest.raises(UnavailableError) as refused:
+        with pytest.raises(NoInstanceError) as refused:
             await runtime.intake.place(tools.request(path=path))
         refusals.append((refused.value.message, refused.value.retry_after_s))
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import (
+    NoInstanceError,
     QueueFullError,
     ReplicaFullError,
-    UnavailableError,
     UnknownModelError,
 )
 from dualmap.scheduling.request.outcome import Outcome
@@ -28,7 +28,7 @@ async def test_an_unknown_model_is_refused_by_name(start_runtime: Any) -> None:
 async def test_without_a_ready_instance_the_answer_is_503(start_runtime: Any, store: Any) -> None:
     runtime = await start_runtime(instances=(tools.spec("a", state=InstanceState.DOWN),))
 
-    with pytest.raises(UnavailableError) as refused:
+    with pytest.raises(NoInstanceError) as refused:
         await runtime.intake.place(tools.request())
 
     assert refused.value.retry_after_s is not None
