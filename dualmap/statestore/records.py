@@ -107,7 +107,7 @@ class InstanceRecord(LiveCounts):
     def load(self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0) -> InstanceLoad:
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
-        derived = (hit_blocks, window_tokens, stalled_s(self, now_ms), None, seen_ms, silent_s)
+        derived = (hit_blocks, window_tokens, stalled_s(self, now_ms), None, seen_ms, silent_s, self.hit_step_tokens)
         return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))  # type: ignore[call-arg,arg-type]
 
     @property

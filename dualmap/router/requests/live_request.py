@@ -149,6 +149,13 @@ class LiveRequest:
             cached = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, running)
         return machine.spec.stored_tokens + cached
 
+    def _is_hybrid_there(self) -> bool:
+        """Whether its instance was known to run a hybrid model when it was placed: the next turn finds no answer then,
+        and what it finds of the prompt is booked."""
+        estimate, instance_id = self.machine.estimate, self.machine.instance_id
+        load = None if estimate is None or instance_id is None else estimate.reply.loads.get(instance_id)
+        return load is not None and load.hit_step_tokens > 0
+
     def _ran_there(self) -> Running | None:
         """The requests that the store counted as running on its instance when it was dispatched."""
         machine = self.machine
@@ -490,7 +497,7 @@ class LiveRequest:
             return
         expected_cached = self.expected_cached_tokens
         if outcome in ANSWERED:
-            if machine.leg is _WHOLE:
+            if machine.leg is _WHOLE and not self._is_hybrid_there():
                 pool.recent_answers.ended(machine.instance_id, chain, usage)
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)

@@ -162,6 +162,9 @@ class InstanceLoad(LiveCounts):
     silent_s: float = 0.0
     """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
     nothing which is only presumed ends it."""
+    hit_step_tokens: int = 0
+    """Of a model with several cache groups, as its KV events show: a hit ends at some multiples of so many tokens; 0:
+    any block may end one (``scheduling.prompts.cache_groups``)."""
 
     @property
     def in_flight(self) -> int:
