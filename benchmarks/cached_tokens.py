@@ -118,6 +118,7 @@ def report(turns: list[Turn]) -> dict[str, float]:
         "hit_rate": sum(turn.reported for turn in turns) / prompt_tokens,
         "expected_hit_rate": sum(turn.expected for turn in turns) / prompt_tokens,
         "mean_error": statistics.mean(errors),
+        "equal": sum(error == 0 for error in errors) / len(errors),
         "within_16": sum(error <= 16 for error in errors) / len(errors),
         "within_128": sum(error <= 128 for error in errors) / len(errors),
         "too_many": sum(turn.expected > turn.reported + 16 for turn in turns) / len(errors),

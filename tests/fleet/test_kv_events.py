@@ -36,6 +36,27 @@ def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(t
     assert len(wrong) <= 2, wrong  # an event may come later than the next request
 
 
+def test_a_hybrid_model_is_expected_to_find_what_it_finds(tmp_path: Path) -> None:
+    """Turns find the prompt before them and not its answer, and a part that prompts share from the third one on."""
+    config = tmp_path / "fleet.yaml"
+    config.write_text(f"pools: [{{name: default, kv_events: {EVENTS}}}]\n")
+    groups = '["window:200", "state:256", "window:500"]'
+    options = (*OPTIONS, "--emulator.cache_groups", groups, "--emulator.kv_capacity_tokens", str(60 * BLOCK_TOKENS))
+    with running_fleet(tmp_path, ("--config", str(config), *options)) as fleet:
+        until(lambda: views(fleet) == {"exact"}, "both instances are followed", 20.0)
+        found = []
+        for turn in range(1, 7):
+            for session in range(6):
+                ids = [1000] * 2 * BLOCK_TOKENS + [2000 + session] * 40 + list(range(300 * turn))
+                expected, cached, _ = complete(fleet, ids)
+                found.append((turn, session, expected, cached))
+
+    wrong = [each for each in found if each[2] != each[3]]
+    assert sum(cached > 0 for *_, cached in found) > 15
+    assert {cached % 256 for *_, cached in found} == {0}
+    assert len(wrong) <= 2, wrong  # an event may come later than the next request
+
+
 def chat(fleet: Fleet, messages: list[dict[str, str]]) -> tuple[int, int, str]:
     """Expected and reported cached tokens, and the answer."""
     body = json.dumps({"model": fleet.model, "messages": messages, "max_tokens": 8}).encode()

@@ -70,7 +70,7 @@ class EmulatedInstance:
             for rank, generator in enumerate(self.generators):
                 publisher = self._publisher(offset, rank)
                 self.kv_events.append(publisher)
-                generator.publish_cache(KvEventLog(generator.config.block_tokens, publisher))
+                generator.publish_cache(KvEventLog(generator.config, publisher))
 
     def _publisher(self, offset: int, rank: int) -> KvEventPublisher:
         """The publisher of an instance that ``vllm serve`` started with these endpoints: each rank adds its number to

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.engine.hybrid_kv_pool import groups_from
 from dualmap.simulation.engine.presets import find_preset
 from dualmap.simulation.engine.settings import EngineSettings
 
@@ -53,6 +56,16 @@ class EmulatorSettings(EngineSettings):
     kv_load_failure_policy: Literal["fail", "recompute"] = Field(
         "fail", description="what a decode leg whose KV cannot be had does: fail with 500, or prefill here"
     )
+
+    cache_groups: tuple[str, ...] = Field(
+        (),
+        description="cache groups of a hybrid model beside full attention: window:TOKENS or state, with the tokens of a"
+        " block behind another colon where these are a multiple of block_tokens",
+    )
+
+    def engine_config(self) -> EngineConfig:
+        engine = super().engine_config()
+        return replace(engine, cache_groups=groups_from(self.cache_groups, engine.block_tokens))
 
     @model_validator(mode="after")
     def _ports_exist(self) -> EmulatorSettings:

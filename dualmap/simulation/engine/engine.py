@@ -32,6 +32,7 @@ from dualmap.simulation.engine.engine_types import (
     Event,
     RequestRefusedError,
 )
+from dualmap.simulation.engine.hybrid_kv_pool import HybridKvPool
 from dualmap.simulation.engine.kv_pool import Journal, KvPool
 from dualmap.simulation.engine.kv_tiers import TierCache
 from dualmap.simulation.engine.step_run import Run
@@ -46,6 +47,8 @@ def pool_of(
 ) -> KvPool:
     """The KV memory of an engine. Every change of its prefix cache is appended to the journal, if any, and of each tier
     to that one's own."""
+    if config.cache_groups:
+        return HybridKvPool(config.kv_blocks, config.block_tokens, config.cache_groups, journal)
     if not config.kept_tiers:
         return KvPool(config.kv_blocks, journal)
     tiers = [

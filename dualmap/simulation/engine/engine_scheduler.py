@@ -189,7 +189,7 @@ class EngineScheduler:
             return False
         del self.waiting[request.request_id]
         loadable = [] if sequence.awaits_kv else self._loadable(request, hits, limit)
-        self.pool.hold(request.block_hashes[:hits])
+        self.pool.hold_hits(request.block_hashes[:hits])
         sequence.held_blocks = hits
         sequence.computed_tokens = hits * block_tokens
         self._queried_tokens += sequence.prefill_tokens

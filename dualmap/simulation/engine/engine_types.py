@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.prompts.cache_groups import CacheGroup
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.engine.kv_tiers import KvTier, LoadCounts
 from dualmap.simulation.engine.kv_transfer import KvTransfer
@@ -24,6 +25,8 @@ class EngineConfig:
     tiers: tuple[KvTier, ...] = ()
     """Memory behind it, the nearest first, see ``simulation.engine.kv_tiers``. One of no size is not there."""
     block_tokens: int = 128
+    cache_groups: tuple[CacheGroup, ...] = ()
+    """Cache groups of the model beside one of full attention (``scheduling.prompts.cache_groups``)."""
     max_num_batched_tokens: int = 2048
     """Token budget of one step, prefill and decode together."""
     max_num_seqs: int = 256
@@ -43,6 +46,8 @@ class EngineConfig:
             raise ValueError("the KV pool must hold at least one block of at least one token")
         if self.max_num_seqs < 1 or self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, and that at least 1")
+        if self.cache_groups and self.kept_tiers:
+            raise ValueError("an engine with cache groups has no tiers")
         if not self.staged_timeout_s > 0:
             raise ValueError("staged_timeout_s must be above 0")
 

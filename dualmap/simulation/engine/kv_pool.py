@@ -89,6 +89,10 @@ class KvPool:
                     del idle[block]
                 holders[block] = holding + 1
 
+    def hold_hits(self, hashes: Sequence[int]) -> None:
+        """Take blocks that were matched, for one request."""
+        self.hold(hashes)
+
     def drop(self, hashes: Sequence[int]) -> None:
         """Give held blocks back, last first; those that no request holds any more stay cached as most recent."""
         holders, idle = self._holders, self._idle
