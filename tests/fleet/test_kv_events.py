@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 from tests.fleet.kv_views import complete, views
+from tests.support.images import png_url
 
 BLOCK_TOKENS = 128
 EVENTS = "{endpoint: 'tcp://{host}:{port+10}', replay_endpoint: 'tcp://{host}:{port+20}'}"
@@ -57,7 +59,7 @@ def test_a_hybrid_model_is_expected_to_find_what_it_finds(tmp_path: Path) -> Non
     assert len(wrong) <= 2, wrong  # an event may come later than the next request
 
 
-def chat(fleet: Fleet, messages: list[dict[str, str]]) -> tuple[int, int, str]:
+def chat(fleet: Fleet, messages: list[dict[str, Any]]) -> tuple[int, int, str]:
     """Expected and reported cached tokens, and the answer."""
     body = json.dumps({"model": fleet.model, "messages": messages, "max_tokens": 8}).encode()
     headers = {"content-type": "application/json"}
@@ -89,3 +91,28 @@ def test_chats_that_instances_tokenize_are_expected_to_find_what_they_find(tmp_p
     assert sum(cached for _, cached in found) > 1000
     assert len(wrong) <= 1, found  # an event may come later than the next request
     assert 'dualmap_miscounted_prompts_total{pool="default"} 0.0' in page
+
+
+def test_chats_with_images_are_counted_and_found_as_instances_have_them(tmp_path: Path) -> None:
+    config = tmp_path / "fleet.yaml"
+    config.write_text(f"pools: [{{name: default, tokenizer: instances, kv_events: {EVENTS}}}]\n")
+    options = ("--router.tokenize_timeout_s", "10", "--emulator.scale_out", "true")
+    with running_fleet(tmp_path, ("--config", str(config), *OPTIONS, *options)) as fleet:
+        until(lambda: views(fleet) == {"exact"}, "both instances are followed", 20.0)
+        found = []
+        for session in range(3):
+            messages: list[dict[str, Any]] = [{"role": "system", "content": "You see. " * 60}]
+            for turn in range(3):
+                image = {"type": "image_url", "image_url": {"url": png_url(28 * 12, 28 * 20, 10 * session + turn)}}
+                said = {"type": "text", "text": f"Question {turn}? " * 20}
+                messages.append({"role": "user", "content": [image, said]})
+                expected, cached, answer = chat(fleet, messages)
+                found.append((expected, cached))
+                messages.append({"role": "assistant", "content": answer})
+        with urllib.request.urlopen(f"{fleet.endpoint}/metrics", timeout=60) as page:
+            metrics = page.read().decode()
+
+    assert sum(cached for _, cached in found) > 1500
+    assert sum(expected != cached for expected, cached in found) <= 1, found  # an event may come late
+    assert 'dualmap_tokenized_prompts_total{pool="default",result="rendered"} 9.0' in metrics
+    assert 'dualmap_miscounted_prompts_total{pool="default"} 0.0' in metrics
