@@ -27,7 +27,6 @@ from pathlib import Path
 import uvloop
 
 from dualmap.router.http.admission import mint_request_id
-from dualmap.router.pool.failover import FailoverStore
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.replica.runtime import Runtime
@@ -102,8 +101,7 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str,
     scheduling = SchedulingSettings.model_validate({"policy": policy})
     server = EmbeddedValkey(unix_socket=Path(tempfile.mkdtemp(prefix="dualmap-")) / "valkey.sock")
     await asyncio.to_thread(server.start)
-    shared = await open_store(StoreSettings(url=server.url), scheduling=scheduling)
-    store = FailoverStore(shared, scheduling)
+    store = await open_store(StoreSettings(url=server.url), scheduling=scheduling)
     try:
         pool = store.pool("default")
         for number in range(instances):
@@ -117,7 +115,7 @@ async def measure(instances: int, requests: int, prompt_bytes: int, policy: str,
             if alone:
                 await asyncio.to_thread(server.stop)
                 await place_one_by_one(runtime, inference_requests(WARM_UP, prompt_bytes, seed=3))
-                assert pool.degraded
+                assert runtime.pools.pools["default"].store.degraded
             return await place_one_by_one(runtime, inference_requests(requests, prompt_bytes, seed=2))
         finally:
             await runtime.stop()

@@ -191,8 +191,8 @@ class Bench:
         self._pool = pool
         self._order = queue_order_of(scheduling)
         self._rules = SearchRules(build_policy(scheduling), self._order, self.fleet, scheduling.decode_stall_s)
-        self._outbox = Outbox(self._release, clock=RealClock())
         self._planner = QueuePlanner(lambda queue: drive(grant_queue(queue, self._order), self.fleet))
+        self._outbox = Outbox(pool.release, self._planner.plan, clock=RealClock())
         self._delivering = asyncio.create_task(self._outbox.run())
         self._tenants = tenants
         self._weight = 1.0 if tenants else None
@@ -242,11 +242,6 @@ class Bench:
         settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._outbox.post(release, lambda: settled.set_result(None))
         await settled
-
-    async def _release(self, releases: Sequence[Release]) -> None:
-        for transition in await self._pool.release(releases):
-            if transition.queue is not None:
-                self._planner.plan(transition.queue)
 
 
 async def timed(cpu: ServerCpu, calls: Iterable[Callable[[], Awaitable[object]]], count: int) -> Cost:

@@ -69,10 +69,6 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
     def name(self) -> str: ...
 
     @property
-    def degraded(self) -> bool:
-        """Whether the shared state is out of reach and this process decides alone, by what it knows."""
-
-    @property
     def schema(self) -> EnteredSchema: ...
 
     # its presence, and the grants of its requests
@@ -81,14 +77,6 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
     def retire(self, replica_id: str, /) -> Awaitable[None]: ...
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None], /) -> None: ...
-
-    def recover_from(
-        self,
-        live: Callable[[int], Sequence[StoredRequest]],
-        rates: Callable[[], Mapping[str, float]],
-        is_ending: Callable[[str], bool],
-        /,
-    ) -> None: ...
 
     # what operators look at and change through it
     @property

@@ -60,7 +60,7 @@ async def start_runtime(
         settings.setdefault("replica_id", f"replica-{len(started) + 1}")
         runtime = Runtime(
             RouterSettings(**settings), scheduling, through(store), pools,
-            clock=clock, call_later=clock.call_later, pairs_legs=pairs_legs, tenants=tenants,
+            clock=clock, call_later=clock.call_later, now_ms=clock.now_ms, pairs_legs=pairs_legs, tenants=tenants,
         )  # fmt: skip
         await runtime.start()
         await settle()

@@ -369,9 +369,3 @@ async def test_the_replica_that_commits_a_plan_is_told_by_the_reply_alone(pool: 
     assert [each.request_id for each in reply.grants] == ["first", "second"]
     assert (await within(two.get())).request_id == "second"
     assert one.empty()
-
-
-async def test_a_store_that_answers_decides_for_all(pool: PoolStore) -> None:
-    await pool.membership()
-
-    assert not pool.degraded

@@ -80,7 +80,7 @@ WITHIN_THE_PROCESS = frozenset(
     [
         "settings.in_force",
         "settings.in_force_after",
-        *("close", "queues.close", "on_grant", "recover_from"),
+        *("close", "queues.close", "on_grant"),
         *("settings.override_from", "settings.overrides_from", "settings.order_from"),
     ]
 )

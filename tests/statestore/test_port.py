@@ -31,7 +31,7 @@ def state_of(pool: PoolStore) -> dict[str, object]:
 
 def test_a_pool_is_what_a_replica_needs() -> None:
     pool: ReplicaPool = MemoryStore(SCHEDULING).pool("default")
-    assert (pool.name, pool.degraded) == ("default", False)
+    assert pool.name == "default"
 
 
 async def test_reading_the_members_changes_nothing() -> None:

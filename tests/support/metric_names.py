@@ -20,7 +20,7 @@ def router_registry() -> CollectorRegistry:
     """Return the metrics that a replica exposes, the fleet's gauges included."""
     router = RouterMetrics(["default"])
     pool = MemoryStore(SchedulingSettings()).pool("default")
-    fleet = FleetOverviews({"default": pool}, clock=RealClock(), call=router.store_calls["overview"])
+    fleet = FleetOverviews({"default": pool}, clock=RealClock())
     asyncio.run(fleet.refresh())
     FleetGauges(fleet, router.registry)
     return router.registry

@@ -14,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Generic, TypeVar
 
 from dualmap.router.pool.recovery import (
     MOST_ENDS,
@@ -26,7 +27,7 @@ from dualmap.router.pool.recovery import (
     recover_requests,
     restore_members,
 )
-from dualmap.runtime.certificates import FollowedFiles
+from dualmap.router.telemetry.metrics import StoreCall, measured
 from dualmap.runtime.clock import Clock, RealClock
 from dualmap.scheduling.backoff import backoff_s, worth_logging
 from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus
@@ -46,8 +47,7 @@ from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnava
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment
-from dualmap.statestore.port import ReplicaPool, ReplicaStore, RequestPort
-from dualmap.statestore.tenants.tenant_book import TenantBook
+from dualmap.statestore.port import ReplicaPool, RequestPort
 
 FIRST_PROBE_S = 0.05
 LONGEST_PROBE_S = 1.0
@@ -58,6 +58,7 @@ REMEMBERED_PARTS = 1_000
 """Budgets divided among pools whose parts a replica remembers; of others it uses equal parts without the store."""
 
 _log = logging.getLogger(__name__)
+Asked = TypeVar("Asked")
 Reply = TypeVar("Reply")
 
 
@@ -80,12 +81,52 @@ class _Calls:
             await self.quiet.wait()
 
 
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[Asked, Reply]):
+    """One kind of call that the shared store answers, or the local one in its place."""
+
+    measure: StoreCall
+    ask: Callable[[RequestPort, Asked], Awaitable[Reply]]
+    trusts: Callable[[Asked, Reply], bool]
+    """Whether the answer is of a shared store that has its members."""
+    alone: Callable[[PoolStore, Asked, bool], Awaitable[Reply]]
+    """Asks the local one; the last argument is whether the shared one was tried before."""
+
+    @classmethod
+    def plain(cls, measure: StoreCall, ask: Callable[[RequestPort, Asked], Awaitable[Reply]]) -> _Call[Asked, Reply]:
+        """A call whose answer shows nothing but itself."""
+        return cls(measure, ask, _trusts, lambda local, asked, tried: ask(local, asked))
+
+
+def _trusts(_: object, __: object) -> bool:
+    return True
+
+
 def _never(_: str) -> bool:
     return False
 
 
+def _unnoted(_: object) -> None: ...
+
+
+def _ask_to_commit(pool: RequestPort, asked: tuple[QueuePlan, str]) -> Awaitable[CommitReply]:
+    return pool.commit(asked[0], replica_id=asked[1])
+
+
+def _ask_for_records(pool: RequestPort, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
+    return pool.records(request_ids)
+
+
+def _ask_for_requests(pool: RequestPort, replica_id: str) -> Awaitable[Sequence[StoredRequest]]:
+    return pool.requests_of(replica_id)
+
+
+def _ask_to_adopt(pool: RequestPort, requests: Sequence[StoredRequest]) -> Awaitable[int]:
+    return pool.adopt(requests)
+
+
 class FailoverPool:
-    """``ReplicaPool`` that goes on without the store.
+    """``ReplicaPool`` that goes on without the store: all that a replica calls of its pool, measured.
 
     Calls of requests never raise StoreError once members are known; heartbeats, snapshots and what operators call do:
     the state of one replica is not the fleet's."""
@@ -95,12 +136,39 @@ class FailoverPool:
         primary: ReplicaPool,
         scheduling: SchedulingSettings,
         *,
+        measures: Mapping[str, StoreCall],
         clock: Clock | None = None,
         now_ms: Callable[[], int] = wall_clock_ms,
         needs_limits: bool = False,
     ) -> None:
-        """``needs_limits``: what draws from limits is placed by the shared store alone."""
+        """``measures`` are those of ``STORE_CALLS``. With ``needs_limits`` what draws from limits is placed by the
+        shared store alone."""
         self._primary = primary
+        self._measures = measures
+        self.noted: Callable[[PlaceReply | Observation], None] = _unnoted
+        """Called with every reply that shows instances, of whichever store."""
+        plain = _Call.plain
+        self._placing = _Call(measures["place"], self._ask_to_place, self._trusts_placed, self._place_alone)
+        self._observing = _Call(
+            measures["observe"],
+            lambda pool, asked: pool.observe(*asked),
+            self._trusts_seen,
+            self._observe_alone,
+        )
+        self._releasing = _Call(
+            measures["release"], lambda pool, releases: pool.release(releases), self._takes, self._release_alone
+        )
+        self._reading: _Call[None, Membership] = _Call(
+            measures["membership"],
+            lambda pool, _: pool.membership(),
+            self._trusts_members,
+            lambda local, _, tried: local.membership(),
+        )
+        self._registering = plain(measures["register"], self._ask_to_register)
+        self._committing = plain(measures["commit"], _ask_to_commit)
+        self._looking_up = plain(measures["records"], _ask_for_records)
+        self._listing = plain(measures["requests_of"], _ask_for_requests)
+        self._adopting = plain(measures["adopt"], _ask_to_adopt)
         self.name = primary.name
         # These go to the shared store, and fail with it.
         self.schema = primary.schema
@@ -158,20 +226,76 @@ class FailoverPool:
 
     # calls of requests -----------------------------------------------------------------------------------
     def membership(self) -> Awaitable[Membership]:
-        return self._either(lambda pool: pool.membership(), self._trusts_members)
+        return self._either(self._reading, None)
 
     def place(self, placement: Placement) -> Awaitable[PlaceReply]:
-        if self._needs_limits and placement.draws is not None and not placement.must_draw:
-            return self._either(lambda pool: self._by_limits(pool).place(placement), self._trusts_reply)
-        trusts: Callable[[PlaceReply], bool] = self._trusts_reply
-        if placement.draws is not None and placement.draws.group.is_divided:
-            trusts = partial(self._trusts_drawn, placement.draws.group.budgets)
-        return self._either(lambda pool: pool.place(placement), trusts)
+        return self._either(self._placing, placement)
 
     def register(self, request: StoredRequest, draws: Draws | None) -> Awaitable[tuple[PlaceStatus, Drawn]]:
-        if self._needs_limits and draws is not None:
-            return self._either(lambda pool: self._by_limits(pool).register(request, draws))
-        return self._either(lambda pool: pool.register(request, draws))
+        return self._either(self._registering, (request, draws))
+
+    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
+        return self._either(self._observing, (instance_ids, chain))
+
+    def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Awaitable[CommitReply]:
+        return self._either(self._committing, (plan, replica_id))
+
+    def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
+        """Ends that a local state takes are kept, and told to the store when it is back."""
+        return self._either(self._releasing, releases)
+
+    def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
+        return self._either(self._looking_up, request_ids)
+
+    def requests_of(self, replica_id: str) -> Awaitable[Sequence[StoredRequest]]:
+        return self._either(self._listing, replica_id)
+
+    def adopt(self, requests: Sequence[StoredRequest]) -> Awaitable[int]:
+        return self._either(self._adopting, requests)
+
+    async def _either(self, call: _Call[Asked, Reply], asked: Asked) -> Reply:
+        """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
+        store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
+        shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
+        calls, tried, started_s = self._calls, False, time.perf_counter()
+        try:
+            # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs
+            # to.
+            local = self._local if calls.settled is None else await self._local_pool()
+            if local is None:
+                # No await since the choice above: a hand-over that starts now must know of this call, and wait for it.
+                calls.under_way, tried = calls.under_way + 1, True
+                try:
+                    answer = await call.ask(self._primary, asked)
+                except StoreError as error:
+                    local = self._degrade(error)
+                else:
+                    if self._local is None and call.trusts(asked, answer):
+                        return answer
+                    local = self._degrade(StoreUnavailableError("the store lost its members"))
+                finally:
+                    calls.under_way -= 1
+                    if calls.settled is not None:
+                        calls.ended()
+            return await call.alone(local, asked, tried)
+        except StoreError:
+            call.measure.errors.inc()
+            raise
+        finally:
+            call.measure.latency_s.observe(time.perf_counter() - started_s)
+
+    # what the calls of requests are made of --------------------------------------------------------------
+    def _ask_to_place(self, pool: RequestPort, placement: Placement) -> Awaitable[PlaceReply]:
+        if self._needs_limits and placement.draws is not None and not placement.must_draw:
+            pool = self._by_limits(pool)
+        return pool.place(placement)
+
+    def _ask_to_register(
+        self, pool: RequestPort, asked: tuple[StoredRequest, Draws | None]
+    ) -> Awaitable[tuple[PlaceStatus, Drawn]]:
+        if self._needs_limits and asked[1] is not None:
+            pool = self._by_limits(pool)
+        return pool.register(*asked)
 
     def _by_limits(self, pool: RequestPort) -> RequestPort:
         """The pool, if it has the books of all replicas. Raises LimitsUnknownError where this replica decides alone."""
@@ -179,92 +303,59 @@ class FailoverPool:
             raise LimitsUnknownError("the store is away")
         return pool
 
-    def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
-        return self._either(lambda pool: pool.observe(instance_ids, chain), self._trusts_reply)
+    async def _place_alone(self, local: PoolStore, placement: Placement, _: bool) -> PlaceReply:
+        reply = await self._ask_to_place(local, placement)
+        self.noted(reply)
+        return reply
 
-    def commit(self, plan: QueuePlan, *, replica_id: str = "") -> Awaitable[CommitReply]:
-        return self._either(lambda pool: pool.commit(plan, replica_id=replica_id))
+    async def _observe_alone(self, local: PoolStore, asked: tuple[Sequence[str], Chain], _: bool) -> Observation:
+        seen = await local.observe(*asked)
+        self.noted(seen)
+        return seen
 
-    def release(self, releases: Sequence[Release]) -> Awaitable[Sequence[Transition]]:
-        """Ends that a local state takes are kept, and told to the store when it is back."""
-        return self._either(lambda pool: pool.release(releases), releases=releases)
-
-    async def _ends_alone(self, releases: Sequence[Release], local: PoolStore, tried: bool) -> None:
-        """Keep the ends that a local state is about to take. The store may have taken them too where it was tried."""
+    async def _release_alone(self, local: PoolStore, releases: Sequence[Release], tried: bool) -> Sequence[Transition]:
+        """Keep the ends that a local state takes. The store may have taken them too where it was tried."""
         records = {} if tried else await local.records([each.request_id for each in releases])
         self._ends.keep(releases, records, self._seeds)
+        return await local.release(releases)
 
-    def records(self, request_ids: Sequence[str]) -> Awaitable[Mapping[str, StoredRequest]]:
-        return self._either(lambda pool: pool.records(request_ids))
+    def _takes(self, releases: Sequence[Release], _: object) -> bool:
+        """Remember what the store took, as it may lose that."""
+        self._ends.taken(releases)
+        return True
 
-    def requests_of(self, replica_id: str) -> Awaitable[Sequence[StoredRequest]]:
-        return self._either(lambda pool: pool.requests_of(replica_id))
-
-    def adopt(self, requests: Sequence[StoredRequest]) -> Awaitable[int]:
-        return self._either(lambda pool: pool.adopt(requests))
-
-    async def _either(
-        self,
-        call: Callable[[RequestPort], Awaitable[Reply]],
-        trusts: Callable[[Reply], bool] | None = None,
-        releases: Sequence[Release] = (),
-    ) -> Reply:
-        """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
-        store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
-        shows that the store lost its members; what it reserved all the same is over there at the hand-over.
-
-        ``releases`` are those that the call makes: what the store took is remembered, as it may lose that, and what the
-        local state is about to take is kept.
-        """
-        calls, tried = self._calls, False
-        # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs to.
-        local = self._local if calls.settled is None else await self._local_pool()
-        if local is None:
-            # No await since the choice above: a hand-over that starts now must know of this call, and wait for it.
-            calls.under_way, tried = calls.under_way + 1, True
-            try:
-                answer = await call(self._primary)
-            except StoreError as error:
-                local = self._degrade(error)
-            else:
-                if self._local is None and (trusts is None or trusts(answer)):
-                    if releases:
-                        self._ends.taken(releases)
-                    return answer
-                local = self._degrade(StoreUnavailableError("the store lost its members"))
-            finally:
-                calls.under_way -= 1
-                if calls.settled is not None:
-                    calls.ended()
-        if releases:
-            await self._ends_alone(releases, local, tried)
-        return await call(local)
-
-    def _trusts_members(self, found: Membership) -> bool:
+    def _trusts_members(self, _: None, found: Membership) -> bool:
         if self._known is not None and lost_members(found, self._known):
             return False
         self._known = found
         return True
 
-    def _trusts_reply(self, reply: PlaceReply | Observation) -> bool:
-        return self._known is None or reply.epoch >= self._known.epoch
-
-    def _trusts_drawn(self, budgets: Sequence[Budget], reply: PlaceReply) -> bool:
-        """Like ``_trusts_reply``; remembers the parts of this pool in budgets that are divided."""
-        trusted = self._trusts_reply(reply)
-        if trusted and reply.drawn is not None:
-            for place, part in reply.drawn.parts.items():
-                budget = budgets[place]
+    def _trusts_placed(self, placement: Placement, reply: PlaceReply) -> bool:
+        """Whether the reply is of a store that has its members; remembers the parts of this pool in budgets that are
+        divided."""
+        if self._known is not None and reply.epoch < self._known.epoch:
+            return False
+        self.noted(reply)
+        draws, drawn = placement.draws, reply.drawn
+        if draws is not None and drawn is not None and draws.group.is_divided:
+            for place, part in drawn.parts.items():
+                budget = draws.group.budgets[place]
                 self._parts.pop(budget.name, None)
                 self._parts[budget.name] = part, budget
             while len(self._parts) > REMEMBERED_PARTS:
                 del self._parts[next(iter(self._parts))]
-        return trusted
+        return True
+
+    def _trusts_seen(self, _: object, seen: Observation) -> bool:
+        if self._known is not None and seen.epoch < self._known.epoch:
+            return False
+        self.noted(seen)
+        return True
 
     # replicas --------------------------------------------------------------------------------------------
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         self._beat = (replica_id, lease_ms, info)
-        return await self._of_the_fleet(lambda: self._primary.heartbeat(replica_id, lease_ms, info))
+        return await self._of_the_fleet("heartbeat", lambda: self._primary.heartbeat(replica_id, lease_ms, info))
 
     async def retire(self, replica_id: str) -> None:
         self._beat = None
@@ -272,14 +363,17 @@ class FailoverPool:
 
     # what is read of the fleet ---------------------------------------------------------------------------
     async def overview(self) -> PoolOverview:
-        return await self._of_the_fleet(self._primary.overview)
+        return await self._of_the_fleet("overview", self._primary.overview)
 
     async def snapshot(self) -> PoolSnapshot:
-        return await self._of_the_fleet(self._primary.snapshot)
+        return await self._of_the_fleet("snapshot", self._primary.snapshot)
 
-    async def _of_the_fleet(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
+    async def _of_the_fleet(self, kind: str, call: Callable[[], Awaitable[Reply]]) -> Reply:
         """A call of the shared store that a local state cannot answer. Raises StoreUnavailableError, at once while this
         replica decides alone."""
+        return await measured(self._measures[kind], self._of_the_store(call))
+
+    async def _of_the_store(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
         if await self._local_pool() is not None:
             raise StoreUnavailableError(f"pool {self.name}: the store is away, this replica decides alone")
         try:
@@ -410,36 +504,3 @@ class FailoverPool:
     def _ends_soon(self, record: StoredRequest) -> bool:
         """Whether the release that ends it is under way."""
         return self._is_ending(request_id_of(record.request_id))
-
-
-class FailoverStore:
-    """Wraps an open store, and closes it."""
-
-    def __init__(self, primary: ReplicaStore, scheduling: SchedulingSettings, *, needs_limits: bool = False) -> None:
-        self._primary = primary
-        self._needs_limits = needs_limits
-        self._scheduling = scheduling
-        self._pools: dict[str, FailoverPool] = {}
-
-    @property
-    def certificates(self) -> tuple[FollowedFiles[Any], ...]:
-        return self._primary.certificates
-
-    @property
-    def tenants(self) -> TenantBook:
-        return self._primary.tenants
-
-    async def open(self) -> None:
-        await self._primary.open()
-
-    async def close(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
-        await self._primary.close()
-
-    def pool(self, name: str) -> FailoverPool:
-        if name not in self._pools:
-            self._pools[name] = FailoverPool(
-                self._primary.pool(name), self._scheduling, needs_limits=self._needs_limits
-            )
-        return self._pools[name]

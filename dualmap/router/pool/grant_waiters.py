@@ -6,13 +6,13 @@ import asyncio
 import logging
 from itertools import islice
 
-from dualmap.router.telemetry.metrics import StoreCall, measured
 from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
-from dualmap.scheduling.queues.granting import Grant
-from dualmap.scheduling.queues.queue_order import QueueOrder
+from dualmap.scheduling.queues.granting import CommitReply, Grant, grant_queue
+from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
 from dualmap.scheduling.request.machine import Refusal, turned_away
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.steps import drive
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.port import ReplicaPool
 
@@ -81,13 +81,11 @@ class GrantWaiters:
         call_later: CallLater,
         order: QueueOrder,
         refuses_late: bool,
-        call: StoreCall,
     ) -> None:
         """Make the waiters of a pool. With ``refuses_late`` every request that is deferred is refused, else only one
         that is for too long."""
         self._call_later = call_later
         self._pool = pool
-        self._call = call
         self._replica_id = replica_id
         self._clock = clock
         self.order = order
@@ -139,6 +137,22 @@ class GrantWaiters:
         elif waiter.attempt == grant.attempt:
             waiter.granted(grant)
 
+    async def commit(self, plan: QueuePlan) -> CommitReply:
+        """Carry a plan out. Grants of this replica's requests need no message."""
+        reply = await self._pool.commit(plan, replica_id=self._replica_id)
+        for grant in reply.grants:
+            if grant.replica_id == self._replica_id:
+                self.deliver(grant)
+        return reply
+
+    async def plan(self, queue: QueueHead) -> None:
+        """Grant what a queue has room for. A failure must not fail the request, or repeat the transition, whose reply
+        had the queue: the leader's sweep grants instead."""
+        try:
+            await drive(grant_queue(queue, self.order), self)
+        except StoreError as error:
+            log.debug("pool %s: a queue could not be planned: %s", self._pool.name, error)
+
     async def poll(self) -> None:
         """Look held requests up, again and again. Runs until cancelled."""
         while True:
@@ -157,7 +171,7 @@ class GrantWaiters:
         held = [waiter for waiter in first if waiter.held]
         if not held:
             return
-        records = await measured(self._call, self._pool.records([waiter.request_id for waiter in held]))
+        records = await self._pool.records([waiter.request_id for waiter in held])
         for waiter in held:
             self._settle(waiter, records.get(waiter.request_id))
 

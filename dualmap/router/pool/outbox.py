@@ -9,7 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from dualmap.router.telemetry.instruments import Counter
 from dualmap.runtime.clock import Clock
+from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.request.release import Release
+from dualmap.statestore.answers import Transition
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,15 @@ class Outbox:
 
     def __init__(
         self,
-        deliver: Callable[[Sequence[Release]], Awaitable[None]],
+        release: Callable[[Sequence[Release]], Awaitable[Sequence[Transition]]],
+        plan: Callable[[QueueHead], None],
         *,
         clock: Clock,
         limit: int = LIMIT,
         dropped: Counter | None = None,
     ) -> None:
-        self._deliver = deliver
+        """``release`` makes releases in the store, ``plan`` has a queue planned, and never waits."""
+        self._release, self._plan = release, plan
         self._posted: deque[_Posted] = deque()
         self._limit = limit
         self._clock = clock
@@ -100,11 +104,17 @@ class Outbox:
         posted.clear()
         return taken
 
+    async def release(self, releases: Sequence[Release]) -> None:
+        """Make releases now. Queues that have room then are planned: the next releases do not wait for that."""
+        for transition in await self._release(releases):
+            if transition.queue is not None:
+                self._plan(transition.queue)
+
     async def _deliver_all(self, releases: Sequence[Release]) -> None:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await self._deliver(releases)
+                await self.release(releases)
             except StoreUnavailableError:
                 await self._clock.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)

@@ -1,29 +1,16 @@
-"""One pool as a replica's searches and plans see it: the store, the view, the breakers, and the last replies."""
+"""One pool as the rules of its requests see it: the view, the breakers, and the loads that replies had last."""
 
 from __future__ import annotations
 
-import logging
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from dualmap.router.pool.grant_waiters import GrantWaiters
-from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.view import ViewKeeper
-from dualmap.router.telemetry.metrics import StoreCall, measured
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
-from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.queues.granting import CommitReply, grant_queue
-from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan
+from dualmap.scheduling.placing.placement import Observation, PlaceReply
 from dualmap.scheduling.request.breakers import CircuitBreakers
-from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
-from dualmap.scheduling.steps import drive
-from dualmap.statestore.errors import StoreError, UnreadableStateError
-from dualmap.statestore.port import ReplicaPool
-
-log = logging.getLogger(__name__)
+from dualmap.statestore.errors import UnreadableStateError
 
 LEARNING_GAP_S = 0.01
 """Shortest time between two first tokens of a replica that the TTFT is learned from: thousands a second would teach no
@@ -33,94 +20,26 @@ _NONE: frozenset[str] = frozenset()
 
 
 class PoolFleet:
-    """The fleet of ``scheduling.placing.placement`` and ``scheduling.queues.granting``."""
+    """The fleet of ``scheduling.request.machine``."""
 
-    def __init__(
-        self,
-        store: ReplicaPool,
-        keeper: ViewKeeper,
-        breakers: CircuitBreakers,
-        waiters: GrantWaiters,
-        *,
-        order: QueueOrder,
-        replica_id: str,
-        calls: Mapping[str, StoreCall],
-        now_s: Callable[[], float],
-    ) -> None:
-        self.order = order
-        self._store = store
+    def __init__(self, keeper: ViewKeeper, breakers: CircuitBreakers, now_s: Callable[[], float]) -> None:
         self.sight: Final = keeper
         self._breakers = breakers
-        self._waiters = waiters
-        self._replica_id = replica_id
-        self._placing, self._observing, self._committing = calls["place"], calls["observe"], calls["commit"]
-        self._releasing = calls["release"]
         self._now_s = now_s
         self._next_learning_s = -math.inf
-        self.planner = QueuePlanner(self._grant)
         self._seen: dict[str, Mapping[str, InstanceLoad]] = {}
         """Loads, for each instance, of the last reply that had its own: for estimates, never for decisions."""
 
-    # what a search looks at ---------------------------------------------------------------------------------
     def blocked(self) -> frozenset[str]:
         return self._breakers.blocked(self._now_s()) if self._breakers.troubled else _NONE
 
-    # what it has done ---------------------------------------------------------------------------------------
-    async def place(self, placement: Placement) -> PlaceReply:
-        call, started_s = self._placing, time.perf_counter()
-        try:  # ``measured`` without a coroutine of its own: every request comes this way
-            reply = await self._store.place(placement)
-        except StoreError:
-            call.errors.inc()
-            raise
-        finally:
-            call.latency_s.observe(time.perf_counter() - started_s)
-        self._note(reply, reply.hits)
-        return reply
-
-    async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        seen = await measured(self._observing, self._store.observe(instance_ids, chain))
-        self._note(seen, seen.loads)
-        return seen
-
-    async def refresh(self) -> None:
-        await self.sight.refresh()
-
-    async def commit(self, plan: QueuePlan) -> CommitReply:
-        reply = await measured(self._committing, self._store.commit(plan, replica_id=self._replica_id))
-        for grant in reply.grants:
-            if grant.replica_id == self._replica_id:
-                self._waiters.deliver(grant)
-        return reply
-
-    async def release(self, releases: Sequence[Release]) -> None:
-        """Queues that have room then are planned in the background: the next releases do not wait for that."""
-        call, started_s = self._releasing, time.perf_counter()
-        try:  # as in ``place``
-            transitions = await self._store.release(releases)
-        except StoreError:
-            call.errors.inc()
-            raise
-        finally:
-            call.latency_s.observe(time.perf_counter() - started_s)
-        for transition in transitions:
-            if transition.queue is not None:
-                self.planner.plan(transition.queue)
-
-    async def _grant(self, queue: QueueHead) -> None:
-        """A failure must not fail the request, or repeat the transition, whose reply had the queue: the leader's sweep
-        grants instead."""
-        try:
-            await drive(grant_queue(queue, self.order), self)
-        except StoreError as error:
-            log.debug("pool %s: a queue could not be planned: %s", self._store.name, error)
-
-    def _note(self, reply: PlaceReply | Observation, instance_ids: Iterable[str]) -> None:
-        view = self.sight.view
+    def note(self, reply: PlaceReply | Observation) -> None:
+        """Note what a reply shows: loads, and whether the view is out of date."""
+        view, loads = self.sight.view, reply.loads
         # The test is not "newer than": a store that came back empty counts from the start again.
         if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
             self.sight.renew()
-        self._seen.update(dict.fromkeys(instance_ids, reply.loads))
+        self._seen.update(dict.fromkeys(loads, loads))
 
     def teaches(self) -> bool:
         """Whether the next first token is one that the TTFT is learned from."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.evictable_answers import EvictableAnswers
+from dualmap.router.pool.failover import FailoverPool
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.instance_waiters import InstanceWaiters
 from dualmap.router.pool.model_lists import ModelLists
 from dualmap.router.pool.outbox import Outbox
 from dualmap.router.pool.pool_fleet import PoolFleet
+from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
 from dualmap.router.pool.stored_responses import StoredResponses
 from dualmap.router.pool.view import ViewKeeper
@@ -22,28 +24,39 @@ from dualmap.router.prompts.prompt import PromptTokenizer
 from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.placing.decision import Policy, holds
+from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.evidence import Evidence
 from dualmap.scheduling.request.machine import RequestRules
 from dualmap.scheduling.request.passed_on import PassedOnBalancer
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCalls:
+    """The calls that a search makes: those of the store, and the renewal of the view."""
+
+    place: Callable[[Placement], Awaitable[PlaceReply]]
+    observe: Callable[[Sequence[str], Chain], Awaitable[Observation]]
+    refresh: Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
 class ServedPool:
     settings: PoolSettings
     scheduling: SchedulingSettings
-    store: ReplicaPool
+    store: FailoverPool
     view: ViewKeeper
     loss_notifier: InstanceLossNotifier
     grant_waiters: GrantWaiters
     instance_waiters: InstanceWaiters
     fleet: PoolFleet
+    planner: QueuePlanner
     outbox: Outbox
     policy: Policy
     evidence: Evidence
@@ -61,6 +74,7 @@ class ServedPool:
     """None: prompts that are text are cut by bytes."""
     evictable: EvictableAnswers = field(default_factory=EvictableAnswers)
     stored_responses: StoredResponses = field(init=False)
+    placing: SearchCalls = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""
     waiting_room: WaitingRoom | None = field(init=False)
@@ -70,6 +84,7 @@ class ServedPool:
     def __post_init__(self) -> None:
         self.waiting_room = WaitingRoom.of(self.settings.autoscale)
         self.stored_responses = StoredResponses(self.store)
+        self.placing = SearchCalls(self.store.place, self.store.observe, self.view.refresh)
         self._schedule_by(self.scheduling)
 
     def _schedule_by(self, scheduling: SchedulingSettings) -> None:
@@ -78,9 +93,9 @@ class ServedPool:
             replica_id=self.replica_id,
             fleet=self.fleet,
             policy=self.policy,
-            order=self.fleet.order,
+            order=self.grant_waiters.order,
             scheduling=scheduling,
-            at_once=not holds(self.policy, self.fleet.order),
+            at_once=not holds(self.policy, self.grant_waiters.order),
             refuses_late=self.refuses_late,
             max_tries=self.max_tries,
             decode_first=self.pairs_legs or self.settings.connector == "mooncake-layerwise",
@@ -98,9 +113,8 @@ class ServedPool:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = self.store.settings.in_force(overrides)
         if scheduling != self.scheduling:
-            self.policy, self.fleet.order = build_policy(scheduling), queue_order_of(scheduling)
+            self.policy, self.grant_waiters.order = build_policy(scheduling), queue_order_of(scheduling)
             self._schedule_by(scheduling)
-            self.grant_waiters.order = self.fleet.order
             log.warning("pool %s: scheduling settings changed: %s", self.settings.name, dict(overrides))
 
     def forget_departed(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from dualmap.router.pool.failover import FailoverPool
 from dualmap.router.prompts.inference_request import InferenceRequest, response_id
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.statestore.errors import StoreError
-from dualmap.statestore.port import ReplicaPool
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class StoredResponses:
     """Stored responses of one pool, as all replicas know them."""
 
-    def __init__(self, store: ReplicaPool) -> None:
+    def __init__(self, store: FailoverPool) -> None:
         self._store = store
         self._keeping: set[asyncio.Task[None]] = set()
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dualmap.router.telemetry.metrics import StoreCall, measured
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -56,13 +55,11 @@ class ViewKeeper:
         pool: ReplicaPool,
         *,
         clock: Clock,
-        call: StoreCall,
         seen: Callable[[ClusterView], None] = lambda view: None,
     ) -> None:
         """``seen`` is called with the view after every refresh; it must not wait."""
         self._pool = pool
         self._seen = seen
-        self._call = call
         self._clock = clock
         self._wanted = asyncio.Event()
         self._last: asyncio.Task[None] | None = None
@@ -136,7 +133,7 @@ class ViewKeeper:
     async def _load(self) -> None:
         # The note is cleared before the read: a change that is noted during it may be newer than what it finds.
         self._wanted.clear()
-        membership = await measured(self._call, self._pool.membership())
+        membership = await self._pool.membership()
         self.view = next_view(self.view, membership)
         self.learned = membership.learned
         self.follow(membership.overrides)

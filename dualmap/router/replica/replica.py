@@ -12,7 +12,6 @@ from operator import itemgetter
 from dualmap.router.pool.recovery import left_over, recover_requests, restore_members
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.requests.context import ReplicaContext
-from dualmap.router.telemetry.metrics import measured
 from dualmap.router.telemetry.pressure import Pressure, RecentTraffic
 from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD, TrafficCounts
 from dualmap.runtime.pool_settings import PoolSettings
@@ -192,9 +191,8 @@ class Replica:
             info[ENDED_FIELD] = str(traffic.ended)
         if pool.tokenizer is not None:
             info["tokens"] = pool.tokenizer.status
-        call = context.metrics.store_calls["heartbeat"]
         try:
-            known = await measured(call, self._pool.store.heartbeat(context.replica_id, lease_ms, info))
+            known = await self._pool.store.heartbeat(context.replica_id, lease_ms, info)
         except StoreError:
             self._reachable = False
             raise
@@ -268,11 +266,10 @@ class Replica:
             log.warning("pool %s: released %d leftover requests", self._settings.name, len(leftover))
 
     async def _snapshot(self) -> PoolSnapshot:
-        return await measured(self._context.metrics.store_calls["snapshot"], self._pool.store.snapshot())
+        return await self._pool.store.snapshot()
 
     async def _requests(self) -> Sequence[StoredRequest]:
-        call = self._context.metrics.store_calls["requests_of"]
-        return await measured(call, self._pool.store.requests_of(self._context.replica_id))
+        return await self._pool.store.requests_of(self._context.replica_id)
 
     async def retire(self) -> None:
         """Give the lease up, on a clean exit."""

@@ -15,6 +15,7 @@ from typing import Any
 from dualmap.router.errors import InvalidApiKeyError
 from dualmap.router.peer_client import PeerClient
 from dualmap.router.pool.contexts_ahead import ContextsAhead
+from dualmap.router.pool.failover import FailoverPool
 from dualmap.router.pool.grant_waiters import GrantWaiters
 from dualmap.router.pool.instance_loss import InstanceLossNotifier
 from dualmap.router.pool.instance_waiters import InstanceWaiters
@@ -23,6 +24,7 @@ from dualmap.router.pool.model_lists import InstanceQueries, ModelLists
 from dualmap.router.pool.outbox import Outbox
 from dualmap.router.pool.pool_directory import PoolDirectory
 from dualmap.router.pool.pool_fleet import PoolFleet
+from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.pool.view import ViewKeeper
@@ -68,6 +70,7 @@ from dualmap.scheduling.request.retry_budget import (
 )
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Limit
+from dualmap.statestore.memory import wall_clock_ms
 from dualmap.statestore.port import ReplicaStore
 
 log = logging.getLogger(__name__)
@@ -86,10 +89,11 @@ class Runtime:
         self, settings: RouterSettings, scheduling: SchedulingSettings, store: ReplicaStore,
         pools: Sequence[PoolSettings], *, trust: InstanceTrust | None = None, replica_id: str | None = None,
         clock: Clock | None = None, call_later: CallLater | None = None, info: Mapping[str, str] | None = None,
-        pairs_legs: bool = False, tenants: Sequence[TenantSettings] = (),
+        now_ms: Callable[[], int] = wall_clock_ms, pairs_legs: bool = False, tenants: Sequence[TenantSettings] = (),
     ) -> None:  # fmt: skip
-        """``pairs_legs``: both legs of a request are placed before it is sent, whatever the connector needs."""
-        self.store = store
+        """The store is open, and stays the caller's to close. It may go away: the replica then decides alone, by
+        ``now_ms``, until it is back. ``pairs_legs``: both legs of a request are placed before it is sent, whatever the
+        connector needs."""
         self.trust = trust or InstanceTrust()
         self.certificates: list[FollowedFiles[Any]] = [*self.trust.certificates, *store.certificates]
         """The certificates that this process presents or trusts, for reports."""
@@ -126,7 +130,25 @@ class Runtime:
             RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, now_s, accepted, hoard=settings.max_requests),
         )
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
-            [_served_pool(pool, store, scheduling, self.context, budgets, self.trust, pairs_legs) for pool in pools]
+            [
+                _served_pool(
+                    pool,
+                    FailoverPool(
+                        store.pool(pool.name),
+                        scheduling,
+                        measures=self.context.metrics.store_calls,
+                        clock=clock,
+                        now_ms=now_ms,
+                        needs_limits=settings.limits_without_store == "closed",
+                    ),
+                    scheduling,
+                    self.context,
+                    budgets,
+                    self.trust,
+                    pairs_legs,
+                )
+                for pool in pools
+            ]
         )
         for pool in self.pools.pools.values():
             pool.view.on_names = partial(self.pools.learn, pool.settings.name)
@@ -140,9 +162,7 @@ class Runtime:
             for name, pool in self.pools.pools.items()
         }
         self.fleet = FleetOverviews(
-            {name: pool.store for name, pool in self.pools.pools.items()},
-            clock=self.context.clock,
-            call=self.context.metrics.store_calls["overview"],
+            {name: pool.store for name, pool in self.pools.pools.items()}, clock=self.context.clock
         )
         FleetGauges(self.fleet, self.context.metrics.registry)
         self.books = {name: pool.store.usage for name, pool in self.pools.pools.items()}
@@ -253,6 +273,7 @@ class Runtime:
                 await asyncio.gather(*(replica.retire() for replica in self.replicas.values()))
         await self.peer_client.close()
         for pool in self.pools.pools.values():
+            await pool.store.close()
             await pool.model_lists.close()
             if pool.tokenizer is not None:
                 await pool.tokenizer.close()
@@ -290,7 +311,7 @@ async def _let_go(pool: ServedPool) -> None:
     with contextlib.suppress(TimeoutError):  # the leader's sweep grants instead
         async with asyncio.timeout(FLUSH_TIMEOUT_S):
             await pool.outbox.flush()
-            await pool.fleet.planner.done()
+            await pool.planner.done()
 
 
 def _call_each(
@@ -334,20 +355,18 @@ class _Budgets:
 
 def _served_pool(
     pool: PoolSettings,
-    store: ReplicaStore,
+    shared: FailoverPool,
     scheduling: SchedulingSettings,
     context: ReplicaContext,
     budgets: _Budgets,
     trust: InstanceTrust,
     pairs_legs: bool,
 ) -> ServedPool:
-    settings, clock, shared = context.settings, context.clock, store.pool(pool.name)
-    calls = context.metrics.store_calls
+    settings, clock = context.settings, context.clock
     loss_notifier = InstanceLossNotifier(budgets.retries, clock, pool.drain_within_s)
     view = ViewKeeper(
         shared,
         clock=clock,
-        call=calls["membership"],
         seen=loss_notifier.check,
     )
     waiters = GrantWaiters(
@@ -357,7 +376,6 @@ def _served_pool(
         call_later=context.call_later,
         order=queue_order_of(scheduling),
         refuses_late=settings.late_requests == "refuse",
-        call=calls["records"],
     )
     metrics = context.metrics.pools[pool.name]
     warn = partial(log.warning, "pool %s: %s", pool.name)
@@ -368,16 +386,9 @@ def _served_pool(
         on_ejection=metrics.count_ejection,
         warn=warn,
     )
-    fleet = PoolFleet(
-        shared,
-        view,
-        breakers,
-        waiters,
-        order=queue_order_of(scheduling),
-        replica_id=context.replica_id,
-        calls=calls,
-        now_s=clock.monotonic_s,
-    )
+    fleet = PoolFleet(view, breakers, clock.monotonic_s)
+    shared.noted = fleet.note
+    planner = QueuePlanner(waiters.plan)
     served = ServedPool(
         settings=pool,
         scheduling=scheduling,
@@ -387,7 +398,8 @@ def _served_pool(
         grant_waiters=waiters,
         instance_waiters=InstanceWaiters(view, clock=clock, call_later=context.call_later),
         fleet=fleet,
-        outbox=Outbox(fleet.release, clock=clock, dropped=context.metrics.outbox_dropped),
+        planner=planner,
+        outbox=Outbox(shared.release, planner.plan, clock=clock, dropped=context.metrics.outbox_dropped),
         policy=build_policy(scheduling),
         evidence=Evidence(breakers, Quarantine(warn), budgets.retries, budgets.continuations),
         metrics=context.metrics.pools[pool.name],

@@ -370,7 +370,7 @@ class LiveRequest:
         placing = pool.grant_waiters.placing
         placing[request_id] = None
         try:
-            placed = await drive(search.run(), pool.fleet)
+            placed = await drive(search.run(), pool.placing)
             self._uncounted, reply = placed, placed.reply
             if reply.status is _PLACE_HELD:
                 self._waiter = pool.grant_waiters.expect(request_id, self.machine.attempt)
@@ -393,7 +393,7 @@ class LiveRequest:
         assert waiter is not None
         self._count_placed()
         if queue is not None:
-            pool.fleet.planner.plan(queue)
+            pool.planner.plan(queue)
         try:
             grant = await pool.grant_waiters.wait(waiter, effect.within_s)
         except ReservationLostError:
@@ -417,7 +417,7 @@ class LiveRequest:
 
     async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
         try:
-            placed = await drive(effect.search.run(), self.pool.fleet)
+            placed = await drive(effect.search.run(), self.pool.placing)
         except SearchFailed:
             return NoDecoder()
         known = self.pool.view.view.instances.get(placed.instance_id)
@@ -428,7 +428,7 @@ class LiveRequest:
         return (await self.pool.view.refresh()).instances.get(instance_id)
 
     async def _release_first(self, effect: ReleaseFirst) -> None:
-        await self.pool.fleet.release(effect.releases)
+        await self.pool.outbox.release(effect.releases)
 
     async def _enter(self, _: Enter) -> None:
         machine = self.machine

@@ -135,7 +135,7 @@ def _too_late(why: Refusal, failure: InstanceFailure) -> RouterError:
 
 
 def _late(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> RouterError:
-    slo_s, order = machine.spec.slo_s, pool.fleet.order
+    slo_s, order = machine.spec.slo_s, pool.rules.order
     if refuse.failed is not None and refuse.failed.missed is not None:
         decision = refuse.failed.missed.decision
         return SloUnreachableError(

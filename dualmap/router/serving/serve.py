@@ -22,7 +22,6 @@ from prometheus_client import disable_created_metrics
 from dualmap.router.admin.exposure import require_closed_admin
 from dualmap.router.errors import RouterError, ShuttingDownError
 from dualmap.router.http import ClientConnection, DataPlane, build_data_plane, http_protocol
-from dualmap.router.pool.failover import FailoverStore
 from dualmap.router.relay.relay import NATIVE
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.serving.app import create_app
@@ -39,6 +38,7 @@ from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.connect import open_store
+from dualmap.statestore.port import ReplicaStore
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.url import parse_store_url, without_password
 
@@ -130,7 +130,7 @@ async def serve(
             listener=listeners[-1],
             tls=tls if len(listeners) == 1 else None,
         )
-        async with _opened(store, scheduling, wait, needs_limits=router.limits_without_store == "closed") as opened:
+        async with _opened(store, scheduling, wait) as opened:
             if opened is not None:
                 info = await asyncio.to_thread(_info, router, listeners, store.url)
                 if door_port is not None:
@@ -309,14 +309,10 @@ def _listening(router: RouterSettings, *, shared: bool) -> Iterator[list[socket.
 
 @contextlib.asynccontextmanager
 async def _opened(
-    store: StoreSettings, scheduling: SchedulingSettings, wait: Wait, *, needs_limits: bool
-) -> AsyncIterator[FailoverStore | None]:
-    """The open store, closed at the end; None if the process got a signal to stop before it could be opened.
-
-    Once open it may go away: the replica then continues on a local state until it is back.
-    """
-    shared = await wait(lambda: open_store(store, scheduling=scheduling, shared=True))
-    opened = FailoverStore(shared, scheduling, needs_limits=needs_limits) if shared is not None else None
+    store: StoreSettings, scheduling: SchedulingSettings, wait: Wait
+) -> AsyncIterator[ReplicaStore | None]:
+    """The open store, closed at the end; None if the process got a signal to stop before it could be opened."""
+    opened = await wait(lambda: open_store(store, scheduling=scheduling, shared=True))
     try:
         yield opened
     finally:

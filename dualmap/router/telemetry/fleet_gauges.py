@@ -15,7 +15,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dualmap.router.telemetry.metrics import StoreCall, measured
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.answers import PoolOverview
@@ -49,10 +48,9 @@ _METRIC_NAMES = {
 class FleetOverviews:
     """The last overview of every pool; refetched when older than ``MAX_AGE_S``."""
 
-    def __init__(self, pools: Mapping[str, ReplicaPool], *, clock: Clock, call: StoreCall) -> None:
+    def __init__(self, pools: Mapping[str, ReplicaPool], *, clock: Clock) -> None:
         self._pools = pools
         self._clock = clock
-        self._call = call
         self._fetched_s: dict[str, float] = {}
         self._locks = {name: asyncio.Lock() for name in pools}
         self.overviews: dict[str, PoolOverview] = {}
@@ -74,7 +72,7 @@ class FleetOverviews:
             fetched_s = self._fetched_s.get(pool)
             now_s = self._clock.monotonic_s()
             if fetched_s is None or now_s - fetched_s >= max_age_s:
-                self.overviews[pool] = await measured(self._call, self._pools[pool].overview())
+                self.overviews[pool] = await self._pools[pool].overview()
                 self._fetched_s[pool] = now_s
             return self.overviews[pool]
 

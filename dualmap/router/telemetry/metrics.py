@@ -45,7 +45,7 @@ _ERROR_BOUNDS_TOKENS = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16
 _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 
 STORE_CALLS = (
-    "place", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of",
+    "place", "register", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of", "adopt",
     "snapshot", "overview",
 )  # fmt: skip
 

@@ -179,7 +179,7 @@ class PlacingPort(Protocol):
 
     def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
 
-    def refresh(self) -> Awaitable[None]:
+    def refresh(self) -> Awaitable[object]:
         """Read the members again, as the view may be old."""
 
 
@@ -205,10 +205,10 @@ class Observe(Step[PlacingPort, Observation]):
 
 
 @value
-class Refresh(Step[PlacingPort, None]):
+class Refresh(Step[PlacingPort, object]):
     """Renew the view."""
 
-    def on(self, port: PlacingPort) -> Awaitable[None]:
+    def on(self, port: PlacingPort) -> Awaitable[object]:
         return port.refresh()
 
 

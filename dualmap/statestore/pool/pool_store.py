@@ -65,9 +65,6 @@ class PoolStore(Changes):
     carry none.
     """
 
-    degraded: Final = False
-    """Whether the shared state is out of reach and this process decides alone, by what it knows."""
-
     def __init__(self, name: str, keys: PoolKeys, calls: Calls, scheduling: SchedulingSettings) -> None:
         super().__init__(keys, calls)
         self.name: Final = name
@@ -211,16 +208,6 @@ class PoolStore(Changes):
             return None, Change((ended,) if text else (), ((key, replica_id, text),))
 
         await self._derive(end)
-
-    def recover_from(
-        self,
-        live: Callable[[int], Sequence[StoredRequest]],
-        rates: Callable[[], Mapping[str, float]],
-        is_ending: Callable[[str], bool],
-    ) -> None:
-        """Set the functions that return the live requests of this process at a time of the store's clock, which a
-        recovery enters again, the prefill rates that it knows, and whether the end of a request is being sent. Here
-        nothing is recovered: ``router.pool.failover`` does."""
 
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.pool.failover import FailoverStore
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
@@ -99,12 +98,12 @@ async def test_live_requests_of_all_replicas_can_be_filtered(start_runtime: Any,
 
 @pytest.mark.parametrize("path", ["/admin/instances", "/admin/requests", "/admin/queues"])
 async def test_a_replica_on_its_own_does_not_pass_its_view_off_as_the_fleets(
-    start_runtime: Any, client_of: Any, scheduling: Any, path: str
+    start_runtime: Any, client_of: Any, path: str
 ) -> None:
     tampered: list[Any] = []
     runtime = await start_runtime(
         instances=(tools.spec("a"),),
-        through=lambda store: FailoverStore(tampered.append(tools.Tampered(store)) or tampered[0], scheduling),
+        through=lambda store: tampered.append(tools.Tampered(store)) or tampered[0],
     )
     client = client_of(runtime)
     assert (await client.get(path)).status_code == 200
@@ -118,4 +117,3 @@ async def test_a_replica_on_its_own_does_not_pass_its_view_off_as_the_fleets(
 
     assert runtime.replicas["default"].store_state == "local"
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
-    await runtime.store.close()

@@ -12,12 +12,13 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import redis
 
-from dualmap.router.pool.failover import STEADY_S, FailoverPool, FailoverStore
+from dualmap.router.pool.failover import STEADY_S, FailoverPool
+from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.scheduling.placing.placement import Observation, PlaceReply, PlaceStatus
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
@@ -59,6 +60,10 @@ from tests.statestore.samples import (
 )
 from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
+
+
+def failover(primary: Any, scheduling: SchedulingSettings = SCHEDULING, **options: Any) -> FailoverPool:
+    return FailoverPool(primary, scheduling, measures=RouterMetrics(["default"]).store_calls, **options)
 
 
 class Replica:
@@ -128,16 +133,15 @@ async def shared(server: EmbeddedValkey) -> AsyncIterator[PoolStore]:
     await store.close()
 
 
-async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[FailoverStore, Replica]:
+async def _replica_on(server: EmbeddedValkey, scheduling: SchedulingSettings) -> tuple[RedisStore, Replica]:
     """A replica's store and pool, connected, known to the store and told of the members."""
     settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
     primary = RedisStore(settings, scheduling=scheduling)
     await primary.open()
-    store = FailoverStore(primary, scheduling)
-    pool = store.pool("default")
+    pool = failover(primary.pool("default"), scheduling)
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
-    return store, Replica(pool, scheduling)
+    return primary, Replica(pool, scheduling)
 
 
 @pytest.fixture
@@ -316,12 +320,11 @@ async def test_without_the_store_heartbeats_and_operators_are_told(replica: Repl
 
 async def test_a_replica_that_never_saw_its_members_cannot_go_on(server: EmbeddedValkey) -> None:
     primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
-    store = FailoverStore(primary, SCHEDULING)
     stop(server)
 
     with pytest.raises(StoreUnavailableError):
-        await store.pool("default").observe(["a"], CHAIN)
-    await store.close()
+        await failover(primary.pool("default")).observe(["a"], CHAIN)
+    await primary.close()
 
 
 async def test_a_store_that_comes_back_empty_is_filled_again(replica: Replica, server: EmbeddedValkey) -> None:
@@ -485,7 +488,7 @@ async def test_a_replicas_clock_does_not_enter_the_store(
     await shared.members.put_instance(instance("a"))
     primary = RedisStore(StoreSettings(url=server.url), scheduling=SCHEDULING)
     await primary.open()
-    pool = FailoverPool(primary.pool("default"), SCHEDULING, now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
+    pool = failover(primary.pool("default"), now_ms=lambda: wall_clock_ms() + 1000 * skew_s)
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
     asked_at: list[int] = []
@@ -553,7 +556,7 @@ async def test_a_hand_over_waits_for_calls_that_are_under_way() -> None:
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.members.put_instance(instance("a"))
     primary = LateAnswers(shared)
-    replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
+    replica = Replica(failover(primary))
     await replica.pool.membership()
     await replica.pool.heartbeat("one", 60_000, {})
     await replica.place("r")
@@ -613,7 +616,7 @@ async def test_a_hand_over_that_breaks_off_halfway_is_made_good_by_the_next(call
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.members.put_instance(instance("a", max_queued_requests=10))
     primary = Breaking(shared, call)
-    replica = Replica(FailoverPool(cast(PoolStore, primary), SCHEDULING))
+    replica = Replica(failover(primary))
     await replica.pool.membership()
     await replica.pool.heartbeat("one", 60_000, {})
     for request_id in ("lives", "over", "over too"):
@@ -655,7 +658,7 @@ async def test_a_store_that_is_away_again_after_every_hand_over_is_probed_ever_m
     shared = MemoryStore(SCHEDULING).pool("default")
     await shared.members.put_instance(instance("a"))
     clock = PassingTime()
-    replica = Replica(FailoverPool(cast(PoolStore, LateAnswers(shared)), SCHEDULING, clock=clock))
+    replica = Replica(failover(LateAnswers(shared), clock=clock))
     await replica.pool.membership()
     await replica.pool.heartbeat("one", 60_000, {})
 
@@ -753,8 +756,7 @@ async def test_where_limits_must_hold_nothing_draws_from_them_without_the_store(
     settings = StoreSettings(url=server.url, connect_timeout_s=2.0, command_timeout_s=2.0)
     primary = RedisStore(settings, scheduling=SCHEDULING)
     await primary.open()
-    store = FailoverStore(primary, SCHEDULING, needs_limits=True)
-    pool = store.pool("default")
+    pool = failover(primary.pool("default"), needs_limits=True)
     await pool.membership()
     await pool.heartbeat("one", 60_000, {})
     draws = Draws.of(Draw(Budget("acme/requests/day", Limit(Measure.REQUESTS, Period.DAY, 8)), 1))
@@ -771,7 +773,8 @@ async def test_where_limits_must_hold_nothing_draws_from_them_without_the_store(
     again = start_again(port)
     await until(lambda: not pool.degraded)
     assert (await pool.place(placement("after", "a", draws=draws))).status is PlaceStatus.DISPATCHED
-    await store.close()
+    await pool.close()
+    await primary.close()
     again.stop()
 
 
@@ -838,8 +841,7 @@ async def test_what_ends_without_the_store_is_charged_once_and_truly_when_it_is_
             StoreSettings(url=url, connect_timeout_s=2.0, command_timeout_s=2.0), scheduling=SCHEDULING
         )
         await primary.open()
-        store = FailoverStore(primary, SCHEDULING)
-        pool = store.pool("default")
+        pool = failover(primary.pool("default"))
         ending = set[str]()
         live: dict[str, StoredRequest] = {}
         pool.recover_from(lambda now_ms: [*live.values()], dict, ending.__contains__)
@@ -880,7 +882,8 @@ async def test_what_ends_without_the_store_is_charged_once_and_truly_when_it_is_
     with lasting():
         await until(lambda: not pool.degraded)
         assert await used_in(shared.pool("default")) == [5, 1650, 6, 1500, 150, 0]
-        await store.close()
+        await pool.close()
+        await primary.close()
         await shared.close()
 
 
@@ -893,8 +896,7 @@ async def test_the_last_ends_that_a_crashed_store_forgot_are_told_again(
             StoreSettings(url=url, connect_timeout_s=2.0, command_timeout_s=2.0), scheduling=SCHEDULING
         )
         await primary.open()
-        store = FailoverStore(primary, SCHEDULING)
-        pool = store.pool("default")
+        pool = failover(primary.pool("default"))
         await pool.members.put_instance(instance("a", dispatch_window_tokens=400))
         await pool.membership()
         await pool.heartbeat("one", 60_000, {})
@@ -910,4 +912,5 @@ async def test_the_last_ends_that_a_crashed_store_forgot_are_told_again(
     with lasting():
         await until(lambda: not pool.degraded)
         assert await used_in(primary.pool("default")) == [1, 110, 1, 100, 10, 0]
-        await store.close()
+        await pool.close()
+        await primary.close()

@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from dualmap.router.pool.grant_waiters import GrantWaiters, ReservationLostError, TurnedAwayError
-from dualmap.router.telemetry.metrics import RouterMetrics
+from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.queues.granting import Grant, grant_queue
+from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.machine import Refusal
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
+from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
-from tests.statestore.samples import finish
+from tests.statestore.samples import finish, first_token
 
 ORDER = QueueOrder(by_deadline=False, max_deferred_s=30.0)
 
@@ -29,7 +31,6 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
         call_later=clock.call_later,
         order=ORDER,
         refuses_late=refuses_late,
-        call=RouterMetrics(["default"]).store_calls["records"],
     )
 
 
@@ -256,3 +257,37 @@ async def test_an_early_grant_of_another_attempt_is_not_taken(clock: Any) -> Non
 
     assert not task.done()
     task.cancel()
+
+
+async def test_a_plan_that_could_not_be_committed_fails_nothing_as_the_leaders_sweep_plans_that_queue(
+    store: Any, clock: Any
+) -> None:
+    tampered, pool = tools.Tampered(store), store.pool("default")
+    await pool.members.put_instance(tools.spec("a"))
+    waiters = waiters_of(tampered.pool("default"), clock)
+    await pool.place(tools.placement("first", tokens=1200))
+    held_back = await pool.place(tools.placement("left behind", tokens=100))
+    assert held_back.status is PlaceStatus.HELD
+    told = await first_token(pool, "first", "a")
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise StoreUnavailableError("just now")
+
+    tampered.before["commit"] = away
+    await waiters.plan(told.queue)
+
+    assert tampered.calls == ["commit"]
+    assert await drive(sweep_queue("a", ORDER), pool) == 1
+
+
+async def test_a_grant_of_its_own_request_comes_with_the_reply_to_the_plan(store: Any, clock: Any) -> None:
+    pool = store.pool("default")
+    await pool.members.put_instance(tools.spec("a"))
+    waiters = waiters_of(pool, clock)
+    await held(pool, "mine", "theirs")
+    told = await finish(pool, "first")
+    waiter = waiters.expect("mine", 1)
+
+    await waiters.plan(told.queue)
+
+    assert (await waiters.wait(waiter, 10.0)).request_id == "mine"

@@ -9,7 +9,6 @@ import pytest
 
 from dualmap.router.pool.instance_waiters import LOOK_S, InstanceWaiters
 from dualmap.router.pool.view import ViewKeeper
-from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
@@ -20,7 +19,7 @@ class Waits:
 
     def __init__(self, store: Any, clock: Any) -> None:
         self.pool, self.clock = store.pool("default"), clock
-        keeper = ViewKeeper(self.pool, clock=clock, call=RouterMetrics(["default"]).store_calls["membership"])
+        keeper = ViewKeeper(self.pool, clock=clock)
         self.waiters = InstanceWaiters(keeper, clock=clock, call_later=clock.call_later)
         self.firsts = 0
         self.waiters.on_first = self._first

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.pool.failover import FailoverPool
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.request.outcome import Outcome
@@ -26,36 +25,26 @@ SHARED = (
 
 
 class Outage:
-    """A store that goes away and comes back as it was, or as another one."""
+    """A store that goes away and comes back as it was."""
 
-    certificates = ()
-
-    def __init__(self, store: MemoryStore, clock: Any, scheduling: Any) -> None:
-        self.tenants = store.tenants
-        self._tampered = tools.Tampered(store)
-        self.pool_of_replica = FailoverPool(
-            self._tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms
-        )
-
-    def pool(self, name: str) -> FailoverPool:
-        return self.pool_of_replica
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = tools.Tampered(store)
 
     def begin(self) -> None:
         async def away(*_: Any, **__: Any) -> None:
             raise StoreUnavailableError("away")
 
-        self._tampered.before |= dict.fromkeys(SHARED, away)
+        self.store.before |= dict.fromkeys(SHARED, away)
 
     def end(self) -> None:
-        self._tampered.before.clear()
+        self.store.before.clear()
 
 
 @pytest.fixture
-async def outage(store: MemoryStore, clock: Any, scheduling: Any) -> Any:
-    made = Outage(store, clock, scheduling)
+async def outage(store: MemoryStore) -> Any:
+    made = Outage(store)
     yield made
     made.end()
-    await made.pool_of_replica.close()
 
 
 async def states(store: MemoryStore) -> dict[str, RequestState]:
@@ -80,7 +69,7 @@ class Queue:
 
 @pytest.fixture
 async def queue(start_runtime: Any, outage: Outage) -> Queue:
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage.store)
     filling = await runtime.intake.place(tools.request(f"1 {LONG}", request_id="filling"))
     return Queue(runtime, filling, await held_request(runtime, "held"))
 
@@ -100,7 +89,7 @@ async def test_a_request_held_before_the_outage_is_granted_in_it_and_handed_over
     outage.end()
     await clock.advance(3.0)
 
-    assert not outage.pool_of_replica.degraded
+    assert not queue.runtime.pools.pools["default"].store.degraded
     assert await states(store) == {"filling": RequestState.PREFILLED, "held": RequestState.DISPATCHED}
     load = (await store.pool("default").loads())["a"]
     assert (load.pending_tokens, load.dispatched_tokens, load.queued_requests) == (1250, 1250, 0)
@@ -154,7 +143,7 @@ async def test_a_client_that_leaves_a_queue_during_the_outage_is_gone_from_the_s
 async def test_requests_of_other_replicas_are_left_alone_by_a_hand_over(
     start_runtime: Any, store: Any, clock: Any, outage: Any
 ) -> None:
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage)
+    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: outage.store)
     await store.pool("default").heartbeat("another", 60_000, {})
     await store.pool("default").place(tools.placement("theirs", tokens=1200, replica_id="another"))
     held = await held_request(runtime, "held")

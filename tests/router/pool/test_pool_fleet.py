@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import QueueFullError, SloUnreachableError
+from dualmap.router.pool.pool_fleet import PoolFleet
+from dualmap.router.pool.view import ViewKeeper
 from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
+from dualmap.scheduling.request.breaker import BreakerRule
+from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.steps import drive
-from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 from tests.statestore.samples import first_token
 
@@ -52,25 +55,28 @@ async def test_a_reply_of_another_epoch_has_the_view_read_again(start_runtime: A
     await store.pool("default").members.put_instance(tools.spec("b"))
     assert pool.view.view.ready == ("a",)
 
-    await pool.fleet.observe(["a"], CHAIN)
+    await pool.store.observe(["a"], CHAIN)
     await tools.settle()
 
     assert pool.view.view.ready == ("a", "b")
 
 
-async def test_a_store_that_starts_counting_again_is_followed(
-    start_runtime: Any, store: Any, clock: Any, scheduling: Any
-) -> None:
-    pool = (await start_runtime(instances=[tools.spec(name) for name in "abc"])).pools.pools["default"]
-    emptied = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
-    pool.view._pool = pool.fleet._store = emptied
+async def test_a_store_that_starts_counting_again_is_followed(store: Any, clock: Any, scheduling: Any) -> None:
+    for name in "abc":
+        await store.pool("default").members.put_instance(tools.spec(name))
+    keeper = ViewKeeper(store.pool("default"), clock=clock)
+    running = asyncio.create_task(keeper.run())
+    await tools.settle()
+    emptied = keeper._pool = type(store)(scheduling, now_ms=clock.now_ms).pool("default")
     await emptied.members.put_instance(tools.spec("d"))
-    assert (await emptied.membership()).epoch < pool.view.view.epoch
+    assert (await emptied.membership()).epoch < keeper.view.epoch
 
-    await pool.fleet.observe(["d"], CHAIN)
+    fleet = PoolFleet(keeper, CircuitBreakers(BreakerRule()), clock.monotonic_s)
+    fleet.note(await emptied.observe(["d"], CHAIN))
     await tools.settle()
 
-    assert pool.view.view.ready == ("d",)
+    assert keeper.view.ready == ("d",)
+    running.cancel()
 
 
 # who plans -------------------------------------------------------------------------------------------------------
@@ -184,29 +190,6 @@ async def test_a_plan_that_another_planner_overtook_is_made_again_on_the_queue_a
         request.finish(Outcome.COMPLETED)
     await tools.settle()
     assert (await store.pool("default").snapshot()).requests == ()
-
-
-async def test_a_plan_that_could_not_be_committed_is_no_reason_to_fail_a_request(
-    start_runtime: Any, store: Any, clock: Any
-) -> None:
-    """The leader's sweep plans that queue."""
-    tampered = tools.Tampered(store)
-    runtime = await start_runtime(instances=(tools.spec("a"),), through=lambda _: tampered)
-    pool = store.pool("default")
-    await pool.place(tools.placement("first", tokens=1200))
-    await pool.place(tools.placement("left behind", tokens=100))
-    await first_token(pool, "first", "a")
-
-    async def away(*_: Any, **__: Any) -> None:
-        raise StoreUnavailableError("just now")
-
-    tampered.before["commit"] = away
-    held = await held_request(runtime)
-    tampered.before.clear()
-    await drive(sweep_queue("a", runtime.pools.pools["default"].fleet.order), pool)
-
-    request = await asyncio.wait_for(held, 60)
-    request.finish(Outcome.COMPLETED)
 
 
 # refusals ------------------------------------------------------------------------------------------------------

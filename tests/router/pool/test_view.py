@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from dualmap.router.pool.view import ViewKeeper, next_view
-from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
@@ -19,8 +18,7 @@ from tests.router import tools
 
 
 def keeper(pool: Any, clock: Any, **options: Any) -> ViewKeeper:
-    call = RouterMetrics(["default"]).store_calls["membership"]
-    return ViewKeeper(pool, clock=clock, call=call, **options)
+    return ViewKeeper(pool, clock=clock, **options)
 
 
 async def test_the_copy_is_read_again_when_it_is_known_to_be_out_of_date(store: Any, clock: Any) -> None:

@@ -52,7 +52,7 @@ async def test_health_says_when_the_store_is_out_of_reach(start_runtime: Any, cl
     tampered[0].before["heartbeat"] = away
     await clock.advance(3.0)
     health = (await client_of(runtime).get("/health")).json()
-    assert (health["status"], health["pools"]["default"]["store"]) == ("degraded", "unreachable")
+    assert (health["status"], health["pools"]["default"]["store"]) == ("degraded", "local")
 
     tampered[0].before.clear()
     await clock.advance(3.0)

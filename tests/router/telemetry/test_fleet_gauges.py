@@ -17,8 +17,7 @@ from tests.router import tools
 
 
 def overviews(pool: Any, clock: Any) -> FleetOverviews:
-    call = RouterMetrics(["default"]).store_calls["overview"]
-    return FleetOverviews({"default": pool}, clock=clock, call=call)
+    return FleetOverviews({"default": pool}, clock=clock)
 
 
 async def test_scrapes_at_the_same_time_or_soon_after_share_one_call(store: Any, clock: Any) -> None:
@@ -39,7 +38,8 @@ async def test_what_is_out_of_reach_is_told_as_it_was_with_its_age_and_vanishes_
     store: Any, clock: Any, scheduling: Any
 ) -> None:
     tampered, registry = tools.Tampered(store), CollectorRegistry()
-    pool = FailoverPool(tampered.pool("default"), scheduling, clock=clock, now_ms=clock.now_ms)
+    measures = RouterMetrics(["default"]).store_calls
+    pool = FailoverPool(tampered.pool("default"), scheduling, measures=measures, clock=clock, now_ms=clock.now_ms)
     await pool.members.put_instance(tools.spec("a"))
     await pool.heartbeat("replica-1", 60_000, {})
     await pool.membership()

@@ -57,7 +57,7 @@ class Stand:
         self.metrics = RouterMetrics(["default"])
         self.answers: dict[str, Answer] = {}
         self.asked: list[str] = []
-        fleet = FleetOverviews({}, clock=RealClock(), call=None)
+        fleet = FleetOverviews({}, clock=RealClock())
         fleet.overviews["default"] = overview(*replicas)
         self.fleet = fleet
         client = PeerClient(httpx.MockTransport(self._answer))

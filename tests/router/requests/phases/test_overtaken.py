@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from dualmap.router.errors import (
-    StoreAwayError,
-)
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
@@ -53,7 +48,7 @@ async def test_a_fleet_that_was_exchanged_meanwhile_is_looked_at_afresh(start_ru
     assert await nothing_is_left(store, runtime)
 
 
-async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_released(
+async def test_a_placement_whose_answer_was_lost_goes_on_alone_and_what_the_store_reserved_is_released(
     start_runtime: Any, store: Any, clock: Any
 ) -> None:
     tampered = tools.Tampered(store)
@@ -65,7 +60,11 @@ async def test_a_store_out_of_reach_is_503_and_what_may_have_been_reserved_is_re
 
     tampered.before["place"] = answer_lost
 
-    with pytest.raises(StoreAwayError):
-        await runtime.intake.place(tools.request(LONG))
+    request = await runtime.intake.place(tools.request(LONG))
 
+    assert request.machine.instance_id == "a"
+    assert runtime.pools.pools["default"].store.degraded
+    request.finish(Outcome.COMPLETED)
+    await clock.advance(3.0)
+    assert not runtime.pools.pools["default"].store.degraded
     assert await nothing_is_left(store, runtime)
