@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from typing import Generic, TypeVar
 
 from dualmap.router.pool.recovery import (
@@ -91,6 +91,11 @@ class _Call(Generic[Asked, Reply]):
     """Whether the answer is of a shared store that has its members."""
     alone: Callable[[PoolStore, Asked, bool], Awaitable[Reply]]
     """Asks the local one; the last argument is whether the shared one was tried before."""
+    took: Callable[[float], None] = field(init=False)
+    """Observes the time that it took."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "took", self.measure.latency_s.observe)
 
     @classmethod
     def plain(cls, measure: StoreCall, ask: Callable[[RequestPort, Asked], Awaitable[Reply]]) -> _Call[Asked, Reply]:
@@ -257,7 +262,7 @@ class FailoverPool:
         """The answer of the shared store, else of the local one. A call that another one overtook, as that found the
         store away meanwhile, is made locally as well: the local state has to know of it. An answer that is not trusted
         shows that the store lost its members; what it reserved all the same is over there at the hand-over."""
-        calls, tried, started_s = self._calls, False, time.perf_counter()
+        calls, tried, started_s = self._calls, False, perf_counter()
         try:
             # A hand-over moves the requests from one state to the other: only its end shows which one this call belongs
             # to.
@@ -282,7 +287,7 @@ class FailoverPool:
             call.measure.errors.inc()
             raise
         finally:
-            call.measure.latency_s.observe(time.perf_counter() - started_s)
+            call.took(perf_counter() - started_s)
 
     # what the calls of requests are made of --------------------------------------------------------------
     def _ask_to_place(self, pool: RequestPort, placement: Placement) -> Awaitable[PlaceReply]:

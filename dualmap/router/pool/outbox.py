@@ -105,8 +105,12 @@ class Outbox:
         return taken
 
     async def release(self, releases: Sequence[Release]) -> None:
-        """Make releases now. Queues that have room then are planned: the next releases do not wait for that."""
-        for transition in await self._release(releases):
+        """Make releases now."""
+        self._plan_all(await self._release(releases))
+
+    def _plan_all(self, transitions: Sequence[Transition]) -> None:
+        """Have the queues planned that have room by releases: the next releases do not wait for that."""
+        for transition in transitions:
             if transition.queue is not None:
                 self._plan(transition.queue)
 
@@ -114,7 +118,7 @@ class Outbox:
         delay_s = FIRST_RETRY_S
         while True:
             try:
-                await self.release(releases)
+                self._plan_all(await self._release(releases))
             except StoreUnavailableError:
                 await self._clock.sleep(delay_s)
                 delay_s = min(2 * delay_s, LONGEST_RETRY_S)

@@ -134,10 +134,10 @@ class Intake:
 
     def _known_route(self, request: InferenceRequest) -> Route[ServedPool] | None:
         """The route of a request, which its sender may use; None where the store may know one that is new."""
+        caller = request.caller
         try:
-            return self._usable_route(request)
+            return self.route_of(request) if caller is None else self._usable_route(request, caller)
         except UnknownModelError:
-            caller = request.caller
             if caller is not None and caller.tenant.models and request.model not in caller.tenant.models:
                 raise
         return None
@@ -146,11 +146,12 @@ class Intake:
         """The route of a request whose model was not known here, by what the store knows now."""
         # Also where the model is hidden from the sender: to it, that takes as long as one that does not exist.
         await asyncio.gather(*(pool.view.look_again() for pool in self.pools.pools.values()))
-        return self._usable_route(request)
+        caller = request.caller
+        return self.route_of(request) if caller is None else self._usable_route(request, caller)
 
-    def _usable_route(self, request: InferenceRequest) -> Route[ServedPool]:
-        route, caller = self.route_of(request), request.caller
-        if caller is not None and (caller.tenant.models or caller.tenant.pools):
+    def _usable_route(self, request: InferenceRequest, caller: Caller) -> Route[ServedPool]:
+        route = self.route_of(request)
+        if caller.tenant.models or caller.tenant.pools:
             settings = route.pool.settings
             check_model(caller, request.model, settings.model, settings.name)
         return route
@@ -178,7 +179,10 @@ class Intake:
     ) -> LiveRequest:
         """Enter it among the live requests. Raises ReplicaFullError."""
         context, pool = self._context, route.pool
-        machine = RequestMachine(self._free_id(request.request_id), spec, pool.rules, began_s)
+        request_id = request.request_id
+        if not context.live.is_free(request_id):  # the reservation finds those of other replicas
+            request_id = f"{request_id}-{secrets.token_hex(4)}"
+        machine = RequestMachine(request_id, spec, pool.rules, began_s)
         live = LiveRequest(machine, request, pool, prompt, context)
         pool.metrics.arrived.value += 1
         try:
@@ -309,13 +313,6 @@ class Intake:
             only=request.only, tenant=tenant, draws=draws, account=account,
             body_tokens=0 if request.asks is None else _body_tokens(request.asks, route.pool),
         )  # fmt: skip
-
-    def _free_id(self, request_id: str) -> str:
-        """The id itself unless a request of this replica has it, or its release is being sent; the
-        reservation finds those of other replicas."""
-        if self._context.live.is_free(request_id):
-            return request_id
-        return f"{request_id}-{secrets.token_hex(4)}"
 
 
 def _set_engine_priority(

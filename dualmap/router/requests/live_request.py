@@ -305,9 +305,12 @@ class LiveRequest:
             while event is not None:
                 effects, event = self.machine.on(event, self._now_s()), None
                 for effect in effects:
-                    answer = _ANSWERED.get(type(effect))
+                    kind = type(effect)
+                    if kind is Send:  # by the caller, who reads where to
+                        return
+                    answer = _ANSWERED.get(kind)
                     if answer is None:
-                        _CARRIED_OUT[type(effect)](self, effect)
+                        _CARRIED_OUT[kind](self, effect)
                     else:
                         event = await answer(self, effect)
         except BaseException as error:
@@ -317,9 +320,6 @@ class LiveRequest:
             raise
 
     # effects without an answer -------------------------------------------------------------------------------------
-    def _send(self, _: Send) -> None:
-        """Do nothing: the caller that reported the event reads ``to_send``."""
-
     def leave(self, why: str) -> None:
         """Leave its instance, if another one could go on with it. Never waits."""
         if self.on_evict is not None:
@@ -529,7 +529,6 @@ class LiveRequest:
 
 
 _CARRIED_OUT: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], None]]] = {
-    Send: LiveRequest._send,
     Post: LiveRequest._post,
     LeaveInstance: LiveRequest._leave_instance,
     Close: LiveRequest._close,
