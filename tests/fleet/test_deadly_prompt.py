@@ -12,7 +12,7 @@ from dualmap.simulation.emulator.generation_request import DEADLY_TEXT
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 
 DEADLY = DEADLY_TEXT.decode()
-OPTIONS = ("--replicas", "1", "--instances", "5", "--worker.health_interval_s", "0.3")
+OPTIONS = ("--replicas", "1", "--workers", "1", "--instances", "5", "--worker.health_interval_s", "0.3")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ AFTER_A_TOKEN = ["broken", "error_event", "truncated", "abort"]
 
 @pytest.fixture(scope="module")
 def lying_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    options = ("--replicas", "1", "--instances", "4", "--worker.health_interval_s", "0.3")
+    options = ("--replicas", "1", "--workers", "1", "--instances", "4", "--worker.health_interval_s", "0.3")
     with running_fleet(tmp_path_factory.mktemp("lies"), options) as fleet:
         yield fleet
 

@@ -244,7 +244,7 @@ def test_it_survives_the_restart_of_its_replica(browser: Browser, watched: Fleet
 
 
 def test_what_is_wrong_comes_first_and_colours_and_names_stay(browser: Browser, tmp_path: Path) -> None:
-    with running_fleet(tmp_path, ("--time-scale", "2")) as fleet:
+    with running_fleet(tmp_path, ("--replicas", "1", "--workers", "1", "--time-scale", "2")) as fleet:
         urls = [each["url"] for each in fleet.instances().values()]
         for number in range(20):
             fleet.post("/admin/instances", {"id": f"{LONG}-{number}", "url": urls[number % 4]})
@@ -296,7 +296,7 @@ def test_what_is_wrong_comes_first_and_colours_and_names_stay(browser: Browser, 
 
 
 def test_a_store_that_is_away_is_the_first_problem_and_old_figures_say_so(browser: Browser, tmp_path: Path) -> None:
-    with running_fleet(tmp_path, ("--replicas", "2")) as fleet:
+    with running_fleet(tmp_path, ("--replicas", "2", "--workers", "1")) as fleet:
         page = browser.new_page()
         page.goto(f"{fleet.endpoint}/ui")
         until(lambda: page.locator("#verdict b").inner_text() == "All is well", "all is well")

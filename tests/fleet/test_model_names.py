@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import urllib.error
@@ -23,12 +25,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield started
 
 
-@pytest.fixture(scope="module")
-def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A fleet whose leader reads what instances list too rarely to help."""
-    words = ("--replicas", "2", "--workers", "1", "--instances", "2", "--worker.health_interval_s", "30")
-    with running_fleet(tmp_path_factory.mktemp("patient"), words) as started:
-        yield started
+@pytest.fixture
+def leaderless(fleet: Fleet) -> Iterator[Fleet]:
+    """The fleet while its only worker stands still, so that no leader reads what instances list."""
+    worker = fleet.pid("worker-1")
+    os.kill(worker, signal.SIGSTOP)
+    yield fleet
+    os.kill(worker, signal.SIGCONT)
 
 
 @pytest.fixture
@@ -105,17 +108,17 @@ def test_an_adapter_that_one_instance_loads_is_served_by_that_one_within_seconds
     until(lambda: served_by(fleet, "sql", 6) == {(404, "None")}, "it is gone everywhere", 20)
 
 
-def test_an_adapter_that_is_loaded_through_a_router_is_served_by_all_replicas_at_once(patient: Fleet) -> None:
+def test_an_adapter_that_is_loaded_through_a_router_is_served_by_all_replicas_at_once(leaderless: Fleet) -> None:
     adapter = {"lora_name": "sql", "lora_path": "/adapters/sql"}
     for _ in range(3):
-        assert served_by(patient, "sql", 6) == {(404, "None")}
+        assert served_by(leaderless, "sql", 6) == {(404, "None")}
 
-        assert post(f"{patient.endpoint}/v1/load_lora_adapter", adapter)[0] == 200
-        assert served_by(patient, "sql", 12) <= {(200, "instance-1"), (200, "instance-2")}
-        assert known(patient, "sql")
+        assert post(f"{leaderless.endpoint}/v1/load_lora_adapter", adapter)[0] == 200
+        assert served_by(leaderless, "sql", 12) <= {(200, "instance-1"), (200, "instance-2")}
+        assert known(leaderless, "sql")
 
-        assert post(f"{patient.endpoint}/v1/unload_lora_adapter", adapter)[0] == 200
-        assert not any("sql" in {card["id"] for card in patient.get("/v1/models")["data"]} for _ in range(12))
+        assert post(f"{leaderless.endpoint}/v1/unload_lora_adapter", adapter)[0] == 200
+        assert not any("sql" in {card["id"] for card in leaderless.get("/v1/models")["data"]} for _ in range(12))
 
 
 def test_a_name_that_no_instance_lists_is_added_and_removed_while_the_fleet_runs(fleet: Fleet) -> None:

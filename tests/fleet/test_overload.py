@@ -38,7 +38,7 @@ def counted(fleet: Fleet) -> dict[str, float]:
 
 
 def test_clients_that_time_out_are_late_and_the_page_top_health_and_metrics_say_so(tmp_path: Path) -> None:
-    options = ("--replicas", "2", "--scheduling.slo_ttft_s", "1", *QUICK)
+    options = ("--replicas", "2", "--workers", "1", "--scheduling.slo_ttft_s", "1", *QUICK)
     with running_fleet(tmp_path, options) as fleet:
         for name in fleet.instances():
             fleet.emulator(name, "/emulator/pause", {})
@@ -67,7 +67,7 @@ def test_clients_that_time_out_are_late_and_the_page_top_health_and_metrics_say_
 
 
 def test_top_says_that_nobody_lives_where_all_but_the_store_is_dead(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, QUICK) as fleet:
+    with running_fleet(tmp_path, (*QUICK, "--replicas", "1", "--workers", "1", "--instances", "1")) as fleet:
         os.kill(fleet.process.pid, signal.SIGSTOP)  # or it would start them again
         try:
             for child, pid in fleet.pids().items():

@@ -72,7 +72,7 @@ def _healthy_pickers(envoy: Envoy) -> int:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     directory = tmp_path_factory.mktemp("picker")
-    with running_fleet(directory, [*QUICK, "--instances", "3", "--replicas", "2"]) as fleet:
+    with running_fleet(directory, [*QUICK, "--instances", "3", "--replicas", "2", "--workers", "1"]) as fleet:
         config = fleet.directory / "fleet.yaml"
         lease = ("--router.replica_lease_s", "1.5", "--picker.observed_share", "0")
         with running_picker(directory, config, *lease) as one, running_picker(directory, config, *lease) as two:

@@ -100,7 +100,7 @@ class House:
 async def house(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[House]:
     async with contextlib.AsyncExitStack() as stack:
         served = [await stack.enter_async_context(WaitingInstance.running(free_port())) for _ in range(3)]
-        options = [*QUICK, "--replicas", "1", "--model", MODEL, "--router.api_keys", KEY]
+        options = [*QUICK, "--replicas", "1", "--workers", "1", "--model", MODEL, "--router.api_keys", KEY]
         for each in served:
             options += ["--instance-url", f"http://127.0.0.1:{each.port}"]
         process = running_fleet(tmp_path_factory.mktemp("house"), options)

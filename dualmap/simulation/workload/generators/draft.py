@@ -36,7 +36,7 @@ class Draft:
     """A trace in the making: mints block ids, keeps requests in order of arrival."""
 
     block_tokens: int
-    _next_id: count[int] = field(default_factory=count)
+    _next_id: int = 0
     _requests: list[tuple[float, int, TraceRequest]] = field(default_factory=list)
     _added: count[int] = field(default_factory=count)
     _next_session: count[int] = field(default_factory=count)
@@ -45,11 +45,13 @@ class Draft:
         """A prompt of ``tokens`` that starts with the full blocks ``prefix`` and goes on with new ones."""
         blocks = -(-tokens // self.block_tokens)
         kept = prefix[:blocks]
-        return Prompt(tokens, kept + tuple(next(self._next_id) for _ in range(blocks - len(kept))))
+        return Prompt(tokens, kept + self.shared_prefix(blocks - len(kept)))
 
     def shared_prefix(self, blocks: int) -> tuple[int, ...]:
         """New full blocks that several prompts will start with."""
-        return tuple(next(self._next_id) for _ in range(blocks))
+        first = self._next_id
+        self._next_id += blocks
+        return tuple(range(first, self._next_id))
 
     def new_session(self) -> str:
         return str(next(self._next_session))
