@@ -182,7 +182,9 @@ def audit_table(changes: list[dict[str, Any]]) -> Table:
 def troubles(instances: list[dict[str, Any]]) -> list[str]:
     """The troubles of instances, a line for each of them."""
     listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
-    return [f"{each['id']} ({each['state']}): {each['trouble']}" for each in listed if each.get("trouble")]
+    wrong = [f"{each['id']} ({each['state']}): {each['trouble']}" for each in listed if each.get("trouble")]
+    not_exact = [(each["id"], each["kv_view"], each["kv_view_reason"]) for each in listed if each.get("kv_view_reason")]
+    return wrong + [f"{name}: its cache is known as {view}: {reason}" for name, view, reason in not_exact]
 
 
 def _models(models: dict[str, str] | None) -> str:

@@ -12,6 +12,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import documented, value
+from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
 
@@ -97,6 +98,8 @@ class PoolSnapshot(PoolOverview):
     instances: Mapping[str, InstanceSpec]
     requests: tuple[StoredRequest, ...]
     """Live requests, those first reserved first; in a large pool they are not all of one moment."""
+    kv_views: Mapping[str, KvEventRecord]
+    """How far the KV events of each instance are followed."""
 
     def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         return [request for request in self.requests if request.replica_id == replica_id]

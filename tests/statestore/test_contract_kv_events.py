@@ -38,6 +38,19 @@ async def test_an_instance_that_nobody_reads_is_an_estimate(pool: PoolStore) -> 
     assert await pool.kv_events.records() == {"a": KvEventRecord("a")}
 
 
+async def test_a_snapshot_has_what_is_followed_of_each_instance(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    await pool.members.put_instance(instance("b"))
+    await pool.kv_events.mark("a", fence, KvViewStatus.ESTIMATE, "an unknown kind")
+
+    views = (await pool.snapshot()).kv_views
+
+    assert {name: (view.status, view.reason) for name, view in views.items()} == {
+        "a": (KvViewStatus.ESTIMATE, "an unknown kind"),
+        "b": (KvViewStatus.ESTIMATE, ""),
+    }
+
+
 async def test_one_living_subscriber_has_an_instance(pool: PoolStore, clock: HandClock) -> None:
     fence = await claimed(pool)
     await pool.kv_events.renew_subscriber("worker-2", 60_000)

@@ -28,6 +28,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Instan
 from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
 from dualmap.statestore.answers import Note
 from dualmap.statestore.errors import StoreError
+from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.pool.chronicle import KEPT_MEMBER_CHANGES
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,10 @@ class Instance(BaseModel):
     )
     trouble: str | None = Field(None, description="what its last health check found wrong, in words")
     trouble_since_ms: int | None = Field(None, description="since when, Unix time by the store's clock")
+    kv_view: str | None = Field(
+        None, description="how its prefix cache is known: exact or partial by its KV events, or an estimate"
+    )
+    kv_view_reason: str | None = Field(None, description="why it is not exact; null where no events are followed")
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -109,7 +114,13 @@ async def list_instances(pools: PoolsParam) -> InstanceList:
     for pool in pools:
         snapshot = await pool.store.snapshot()
         instances += [
-            _instance(pool, spec, snapshot.loads.get(instance_id), note=snapshot.notes.get(instance_id))
+            _instance(
+                pool,
+                spec,
+                snapshot.loads.get(instance_id),
+                note=snapshot.notes.get(instance_id),
+                view=snapshot.kv_views.get(instance_id),
+            )
             for instance_id, spec in snapshot.instances.items()
         ]
     return InstanceList(instances=instances)
@@ -279,8 +290,11 @@ def _instance(
     *,
     warning: str | None = None,
     note: Note | None = None,
+    view: KvEventRecord | None = None,
 ) -> Instance:
     fields = asdict(spec)
+    if view is not None:
+        fields |= {"kv_view": view.status.value, "kv_view_reason": view.reason or None}
     if note is not None:
         fields |= {"trouble": note.text, "trouble_since_ms": note.since_ms}
     return Instance(pool=pool.settings.name, id=fields.pop("instance_id"), **fields, load=_load(load), warning=warning)

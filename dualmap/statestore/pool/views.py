@@ -12,6 +12,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.leases import RETIRED, Leadership, Lease, ReplicaInfo
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
@@ -74,12 +75,17 @@ class Views(Changes):
         held, sent = (itertools.chain.from_iterable(listed[first::2]) for first in (0, 1))
         names = [*readable_texts(sent), *(entry.rpartition(" ")[0] for entry in readable_texts(held))]
         requests = (await self.records(names)).values()
+        followed = await self._calls.together([("HGETALL", keys.kv_events(name.decode())) for name in members])
         return PoolSnapshot(
             *overview,
             count_from(meta.get(b"epoch", b"0")),
             count_from(meta.get(b"tree_version", b"0")),
             codec.specs_from(specs),
             tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
+            {
+                name.decode(): codec.record_from(KvEventRecord(name.decode()), pairs_from(flat))
+                for name, flat in zip(members, followed, strict=True)
+            },
         )
 
     @reads

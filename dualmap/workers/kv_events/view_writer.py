@@ -57,6 +57,8 @@ class ViewWriter:
         """Changes of names that the store keeps besides those of today: it keeps every one."""
         self.status = KvViewStatus.ESTIMATE
         self._reason = ""
+        self._groups = ""
+        """The cache groups that were logged."""
         self.position = BEGINNING
         self.known = False
         """Whether the position is that of the store's view."""
@@ -135,6 +137,9 @@ class ViewWriter:
             self.written_s = self._clock.monotonic_s()
             return await self._mark(self.status, self._reason)
         position, instance_id = self.position, self._source.instance_id
+        if self._view.groups != self._groups:
+            self._groups = self._view.groups
+            log.info("KV events pool=%s instance=%s groups=%s", self._pool.name, instance_id, self._groups)
         all_names = self._names_sent > max(NAMES_SENT, 3 * self._view.named_blocks)
         change, cleared = self._view.take_change(position.sequence, position.published_s, all_names=all_names)
         if cleared:

@@ -9,10 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
+from dualmap.cli.instances import troubles
 from dualmap.router.http.asgi_bridge import CLIENT_NAME
 from dualmap.router.serving.app import create_app
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.kv_views import KvViewStatus
 from tests.router import tools
 
 
@@ -29,6 +31,24 @@ async def test_an_instance_is_added_starting_and_listed_with_its_load(start_runt
     assert {instance["id"]: instance["state"] for instance in listed} == {"a": "ready", "b": "starting"}
     assert listed[1]["load"]["pending_tokens"] == 0
     assert listed[1]["prefill_tokens_per_s"] == 500
+
+
+async def test_each_instance_is_listed_with_how_its_cache_is_known(
+    start_runtime: Any, client_of: Any, store: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b"))))
+    events = store.pool("default").kv_events
+    await events.renew_subscriber("worker", 60_000)
+    for name, status, reason in (("a", KvViewStatus.EXACT, ""), ("b", KvViewStatus.ESTIMATE, "a group of a kind")):
+        await events.mark(name, (await events.claim(name, "worker")).fence, status, reason)
+
+    listed = (await client.get("/admin/instances")).json()["instances"]
+
+    assert [(each["kv_view"], each["kv_view_reason"]) for each in listed] == [
+        ("exact", None),
+        ("estimate", "a group of a kind"),
+    ]
+    assert troubles(listed) == ["b: its cache is known as estimate: a group of a kind"]
 
 
 async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, client_of: Any) -> None:
