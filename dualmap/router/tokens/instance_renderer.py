@@ -47,8 +47,31 @@ MAX_WAITING_BYTES: Final = 64 << 20
 """Bytes of their images, which outlive their requests."""
 RETRY_S: Final = 60.0
 """Time before the next question to an instance that does not render, or with an image of a prompt that it refused."""
+LATE_IN_ROW: Final = 3
+"""Renderings that come too late, one after the other, after which no request waits for one for ``RETRY_S``."""
 _IN_THREAD_BYTES: Final = 64 << 10
 """A body or an answer beyond this is made, or read, in a thread: it takes milliseconds."""
+
+
+class _Patience:
+    """Whether requests wait for renderings: not while these come too late."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._late_in_row = 0
+        self._not_before_s = 0.0
+
+    @property
+    def waits(self) -> bool:
+        return self._clock.monotonic_s() >= self._not_before_s
+
+    def in_time(self) -> None:
+        self._late_in_row = 0
+
+    def late(self) -> None:
+        self._late_in_row += 1
+        if self._late_in_row >= LATE_IN_ROW:
+            self._not_before_s = self._clock.monotonic_s() + RETRY_S
 
 
 class InstanceRenderer:
@@ -64,7 +87,8 @@ class InstanceRenderer:
         self._learned = learned
         self._client = client
         self._clock = clock
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """The longest time that a request waits."""
         self._prompts: Kept[int, RenderedPrompt] = Kept(max_bytes // 2)
         self._images: Kept[int, ImageTokens] = Kept(max_bytes // 2)
         self._refused: Kept[int, float] = Kept(MAX_WAITING * MAX_WAITING)
@@ -73,12 +97,19 @@ class InstanceRenderer:
         self._pending_bytes = 0
         self._asked_for: dict[int, asyncio.Event] = {}
         """Images that a question under way has."""
+        self._patience = {is_new: _Patience(clock) for is_new in (False, True)}
+        """For prompts without and with an image that is not known: the latter take longer."""
         self._not_before_s: dict[str, float] = {}
         """The times before which instances are not asked, by URL."""
 
     @property
     def memory_bytes(self) -> int:
         return self._prompts.memory_bytes + self._images.memory_bytes
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that are being rendered, or are to be."""
+        return len(self._pending)
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | Unrendered:
         """The chain of the engine's blocks of a prompt with images."""
@@ -112,7 +143,12 @@ class InstanceRenderer:
         return text_tokens + len(prompt.image_ends) * learned.image_tokens >= MIN_TOKENS
 
     async def _await(self, question: RenderQuestion, model: str) -> RenderedPrompt | Unrendered:
-        """The rendering if it comes in time; callers with the same prompt share one question."""
+        """The rendering if it comes in time; callers with the same prompt share one question. Where they come too late
+        for some time, it is not waited for, and asked for only for the sake of images that later prompts may have."""
+        is_new = any(key not in self._images for key in question.images)
+        patience = self._patience[is_new]
+        if not (patience.waits or is_new):
+            return Unrendered.LATE
         task = self._pending.get(question.key)
         if task is None:
             url = self._instance(model)
@@ -126,11 +162,16 @@ class InstanceRenderer:
                 return Unrendered.BUSY
             self._pending_bytes += sent_bytes
             task = self._pending[question.key] = asyncio.create_task(self._learn(question, url, sent_bytes))
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.shield(task)
-        except TimeoutError:
+        if not patience.waits:
             return Unrendered.LATE
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                found = await asyncio.shield(task)
+        except TimeoutError:
+            patience.late()
+            return Unrendered.LATE
+        patience.in_time()
+        return found
 
     def _instance(self, model: str) -> str | None:
         """An instance that may render."""

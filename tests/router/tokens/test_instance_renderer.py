@@ -16,7 +16,7 @@ from dualmap.api_bodies.prompt import LongTexts
 from dualmap.router.prompts.prompt import Unrendered, sent_prompt
 from dualmap.router.tokens import instance_renderer
 from dualmap.router.tokens.instance_client import InstanceClient
-from dualmap.router.tokens.instance_renderer import RETRY_S, InstanceRenderer
+from dualmap.router.tokens.instance_renderer import LATE_IN_ROW, RETRY_S, InstanceRenderer
 from dualmap.router.tokens.rendered_prompt import RENDER_PATH, STAND_IN
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.chain import Chain
@@ -99,7 +99,7 @@ async def renderer(instance: Instance, learned: Any, clock: Any) -> AsyncIterato
     specs = {name: tools.spec(name, url=f"http://{name}:8000") for name in ("a", "b")}
     view = ClusterView.build(epoch=1, tree_version=1, instances=specs, tree=HotnessTree())
     made = InstanceRenderer(
-        "m", lambda: view, lambda: learned.now, InstanceClient(transport=instance), clock=clock, timeout_s=0.05,
+        "m", lambda: view, lambda: learned.now, InstanceClient(transport=instance), clock=clock, timeout_s=60.0,
         max_bytes=40_000,
     )  # fmt: skip
     yield made
@@ -179,13 +179,33 @@ async def test_a_late_answer_serves_the_next_prompt_with_the_image(
     renderer: InstanceRenderer, instance: Instance
 ) -> None:
     instance.open.clear()
+    renderer.timeout_s = 0.01
     assert await chain_of(renderer, chat(CAT)) is Unrendered.LATE
     instance.open.set()
-    for _ in range(5):
-        await asyncio.sleep(0)
+    renderer.timeout_s = 60.0
     later = chat(CAT, text="And now?")
     assert await chain_of(renderer, later) == expected(render_chat(later["messages"]))
     assert instance.images == [[CAT], [STAND_IN]]
+
+
+async def test_no_request_waits_while_renderings_come_too_late(
+    renderer: InstanceRenderer, instance: Instance, clock: Any
+) -> None:
+    assert isinstance(await chain_of(renderer, chat(CAT)), Chain)
+    instance.open.clear()
+    renderer.timeout_s = 0.01
+    for text in ("a", "b", "c", "d", "e"):
+        assert await chain_of(renderer, chat(CAT, text=text)) is Unrendered.LATE
+    assert renderer.waiting == LATE_IN_ROW, "known images are not asked for in vain"
+    for number in range(LATE_IN_ROW + 1):
+        assert await chain_of(renderer, chat(png_url(280, 280, 100 + number))) is Unrendered.LATE
+    assert renderer.waiting == LATE_IN_ROW + LATE_IN_ROW + 1, "new ones are, for later prompts"
+    renderer.timeout_s = 60.0
+    assert await chain_of(renderer, chat(CAT, text="f")) is Unrendered.LATE
+    instance.open.set()
+    clock.now_s += RETRY_S
+    found = [await chain_of(renderer, chat(CAT, text=text)) for text in ("f", "g")]
+    assert found == [expected(render_chat(chat(CAT, text=text)["messages"])) for text in ("f", "g")]
 
 
 async def test_an_instance_that_does_not_render_is_left_alone_for_a_while(
