@@ -8,7 +8,8 @@ the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``-
 With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, with ``VLLM_SERVER_DEV_MODE=1`` it
 can be paused, with ``--enable-scale-out`` answers can be aborted, and ``DUALMAP_VLLM_LORA_PATHS`` names two adapters,
 with a colon between them, that it can load (``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``): each is tested then. Sessions of
-agents need ``--enable-auto-tool-choice --tool-call-parser hermes``.
+agents need ``--enable-auto-tool-choice --tool-call-parser hermes``. Prompts with images need a model that sees
+images, beside ``--enable-scale-out``.
 
 KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPLAY`` tell the server's endpoints, as
 ``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Embeddings, scores and reranking need a server with
@@ -29,6 +30,7 @@ import pytest
 
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
+from tests.conformance.event_frames import Events
 from tests.conformance.server import Server, connected
 from tests.support.ports import free_port
 
@@ -61,3 +63,12 @@ async def server(request: pytest.FixtureRequest, real_url: str | None) -> AsyncI
     async with emulated_instances(settings) as (instance,), connected(instance.url, real=False) as found:
         (publisher,) = instance.kv_events
         yield replace(found, kv_events=publisher.endpoint, kv_replay=publisher.replay_endpoint)
+
+
+@pytest.fixture
+async def events(server: Server) -> AsyncIterator[Events]:
+    if server.kv_events is None or server.kv_replay is None:
+        pytest.skip("DUALMAP_VLLM_KV_EVENTS and DUALMAP_VLLM_KV_REPLAY do not tell where the server publishes")
+    events = Events(server.kv_events, server.kv_replay)
+    yield events
+    events.close()
