@@ -27,6 +27,7 @@ from dualmap.router.tokens.rendered_prompt import (
     RenderQuestion,
     UnrenderedError,
     read_rendered,
+    two_stand_ins,
 )
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
@@ -97,6 +98,8 @@ class InstanceRenderer:
         self._pending_bytes = 0
         self._asked_for: dict[int, asyncio.Event] = {}
         """Images that a question under way has."""
+        self._numbers: bool | None = None
+        """Whether the model numbers images; None: no instance has shown it yet."""
         self._patience = {is_new: _Patience(clock) for is_new in (False, True)}
         """For prompts without and with an image that is not known: the latter take longer."""
         self._not_before_s: dict[str, float] = {}
@@ -122,7 +125,7 @@ class InstanceRenderer:
             return Unrendered.REFUSED
         model = lora or self._model
         try:
-            question = RenderQuestion(source, model)
+            question = RenderQuestion(source, model, numbered=self._numbers is True)
         except UnrenderedError as error:
             log.debug("prompt not rendered: %s", error)
             return Unrendered.REFUSED
@@ -161,7 +164,7 @@ class InstanceRenderer:
             if len(self._pending) >= MAX_WAITING or self._pending_bytes + sent_bytes > MAX_WAITING_BYTES:
                 return Unrendered.BUSY
             self._pending_bytes += sent_bytes
-            task = self._pending[question.key] = asyncio.create_task(self._learn(question, url, sent_bytes))
+            task = self._pending[question.key] = asyncio.create_task(self._learn(question, url, model, sent_bytes))
         if not patience.waits:
             return Unrendered.LATE
         try:
@@ -180,16 +183,18 @@ class InstanceRenderer:
         asked = [url for url in urls if self._not_before_s.get(url, 0.0) <= now_s]
         return random.choice(asked) if asked else None
 
-    async def _learn(self, question: RenderQuestion, url: str, sent_bytes: int) -> RenderedPrompt | Unrendered:
+    async def _learn(
+        self, question: RenderQuestion, url: str, model: str, sent_bytes: int
+    ) -> RenderedPrompt | Unrendered:
         try:
             while others := [each for key in question.images if (each := self._asked_for.get(key)) is not None]:
                 await others[0].wait()
-            return await self._render(question, url)
+            return await self._render(question, url, model)
         finally:
             del self._pending[question.key]
             self._pending_bytes -= sent_bytes
 
-    async def _render(self, question: RenderQuestion, url: str) -> RenderedPrompt | Unrendered:
+    async def _render(self, question: RenderQuestion, url: str, model: str) -> RenderedPrompt | Unrendered:
         known = {key: found for key in question.images if (found := self._images.get(key)) is not None}
         new = [key for key in dict.fromkeys(question.images) if key not in known]
         now_s = self._clock.monotonic_s()
@@ -199,6 +204,10 @@ class InstanceRenderer:
         self._asked_for |= dict.fromkeys(new, done)
         try:
             async with self._client.turn:
+                if self._numbers is None:  # also keeps images from an instance that renders none
+                    self._numbers = await self._are_numbered(url, model)
+                    if self._numbers:
+                        return Unrendered.LATE
                 body = await _in_thread(question.sent_bytes(known), lambda: question.body(known))
                 answer = await self._client.post(url + RENDER_PATH, body)
             if answer is None:
@@ -230,6 +239,13 @@ class InstanceRenderer:
         prompt = rendered.with_images([known.get(key) for key in question.images])
         self._prompts.keep(question.key, prompt, prompt.memory_bytes)
         return prompt
+
+    async def _are_numbered(self, url: str, model: str) -> bool:
+        answer = await self._client.post(url + RENDER_PATH, two_stand_ins(model))
+        if answer is None:  # no more than one image is allowed, or none
+            return False
+        rendered = read_rendered(answer, 2)
+        return rendered.image(0).ids != rendered.image(1).ids
 
 
 async def _in_thread(size_bytes: int, work: Callable[[], T]) -> T:

@@ -3,7 +3,8 @@
 An engine replaces each image by a run of placeholder tokens, whose number follows from the image's size by rules of the
 model's processor, and tells blocks with placeholders apart by the image's identifier. Both depend on the image alone.
 So what was once seen of an image serves every prompt that has it: such a prompt is rendered with a tiny *stand-in* in
-its place, and the image's own run is put where the stand-in's is.
+its place, and the image's own run is put where the stand-in's is. A few models number images in their runs: two
+stand-ins in one prompt show it, and what was seen of an image then serves prompts that have it at the same place.
 
 ``/v1/chat/completions/render`` takes all APIs' prompts, as the chats that they are converted to.
 """
@@ -121,11 +122,18 @@ def read_rendered(answer: bytes, images: int) -> RenderedPrompt:
     return RenderedPrompt(ids, tuple(found))
 
 
+def two_stand_ins(model: str) -> bytes:
+    """A body whose rendering shows whether the model numbers images."""
+    part = {"type": "image_url", "image_url": {"url": STAND_IN}}
+    messages = [{"role": "user", "content": [part, part]}]
+    return orjson.dumps({"model": model, "max_tokens": 1, "mm_payload": "none", "messages": messages})
+
+
 class RenderQuestion:
     """A prompt with images, as it is to be rendered for a model."""
 
-    def __init__(self, source: TokenSource, model: str) -> None:
-        """Raises UnrenderedError."""
+    def __init__(self, source: TokenSource, model: str, *, numbered: bool = False) -> None:
+        """``numbered``: an image's tokens depend on its place among the prompt's images. Raises UnrenderedError."""
         body = source.body()
         fields = {name: body[name] for name in _RENDERED_FIELDS if body.get(name) is not None}
         fields.setdefault("add_special_tokens", source.adds_special_tokens)
@@ -137,8 +145,10 @@ class RenderQuestion:
             raise UnrenderedError("its images are not those that its prompt has marks of")
         try:
             settings = orjson.dumps([fields.get(name) for name in _IMAGE_FIELDS], option=orjson.OPT_SORT_KEYS)
-            seed = xxhash.xxh3_64_intdigest(settings)
-            self.images: tuple[int, ...] = tuple([xxhash.xxh3_64_intdigest(mark, seed) for mark in marks])
+            seed = xxhash.xxh3_64_intdigest(settings) >> 32
+            places = [place if numbered else 0 for place in range(len(marks))]
+            keys = [xxhash.xxh3_64_intdigest(mark, seed + place) for mark, place in zip(marks, places, strict=True)]
+            self.images: tuple[int, ...] = tuple(keys)
             """A key of each image's tokens, in order."""
             text = self.body(frozenset(self.images))
         except (TypeError, UnicodeError) as error:  # a lone surrogate

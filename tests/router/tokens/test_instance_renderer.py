@@ -17,13 +17,13 @@ from dualmap.router.prompts.prompt import Unrendered, sent_prompt
 from dualmap.router.tokens import instance_renderer
 from dualmap.router.tokens.instance_client import InstanceClient
 from dualmap.router.tokens.instance_renderer import LATE_IN_ROW, RETRY_S, InstanceRenderer
-from dualmap.router.tokens.rendered_prompt import RENDER_PATH, STAND_IN
+from dualmap.router.tokens.rendered_prompt import RENDER_PATH, STAND_IN, two_stand_ins
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, Medium, engine_chain
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.simulation.workload.tokenizer import PromptText, encode, render_chat
+from dualmap.simulation.workload.tokenizer import TOKEN_BYTES, PromptText, encode, render_chat
 from tests.router import tools
 from tests.support.images import png, png_url
 
@@ -37,6 +37,10 @@ class Instance(httpx.AsyncBaseTransport):
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.tried: list[str] = []
+        """Hosts that were asked how they render two stand-ins."""
+        self.numbers = False
+        """Each image begins with its number."""
         self.open = asyncio.Event()
         self.open.set()
         self.status = 200
@@ -44,17 +48,21 @@ class Instance(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = orjson.loads(request.content)
-        self.asked.append((request.url.host, body))
-        await self.open.wait()
         assert request.url.path == RENDER_PATH
-        rendered = render_chat(body["messages"], body.get("tools"))
+        if request.content == two_stand_ins(body["model"]):
+            self.tried.append(request.url.host)
+        else:
+            self.asked.append((request.url.host, body))
+            await self.open.wait()
+        rendered = numbered(body["messages"]) if self.numbers else render_chat(body["messages"], body.get("tools"))
         places = [{"offset": each.offset, "length": each.length} for each in rendered.images]
         features = {
             "mm_hashes": {"image": [each.identifier for each in rendered.images]},
             "mm_placeholders": {"image": places},
         }
         answer = {"token_ids": encode(rendered.data), "features": features}
-        return httpx.Response(self.status, json=answer if self.answer is None else self.answer)
+        odd = self.answer is not None and self.asked
+        return httpx.Response(self.status, json=self.answer if odd else answer)
 
     @property
     def images(self) -> list[list[str]]:
@@ -69,6 +77,15 @@ class Instance(httpx.AsyncBaseTransport):
             ]
             for _, body in self.asked
         ]
+
+
+def numbered(messages: list[dict[str, Any]]) -> PromptText:
+    """The model's input where each image begins with its number."""
+    rendered = render_chat(messages)
+    data = bytearray(rendered.data)
+    for number, image in enumerate(rendered.images):
+        data[image.offset * TOKEN_BYTES : (image.offset + 1) * TOKEN_BYTES] = b"%04d" % number
+    return PromptText(bytes(data), rendered.images)
 
 
 def expected(prompt: PromptText, lora: str | None = None, salt: str | None = None) -> Chain:
@@ -151,6 +168,18 @@ async def test_prompts_that_come_at_once_send_their_image_once(renderer: Instanc
     assert sorted(images[0] for images in instance.images) == sorted([CAT, DOG, STAND_IN, STAND_IN])
 
 
+async def test_where_a_model_numbers_images_they_are_known_by_their_places_too(
+    renderer: InstanceRenderer, instance: Instance
+) -> None:
+    instance.numbers = True
+    assert await chain_of(renderer, chat(CAT)) is Unrendered.LATE, "it was not known yet"
+    bodies = [chat(CAT), chat(DOG, CAT), chat(CAT, text="again"), chat(DOG, CAT, text="again"), chat(CAT, CAT)]
+    for body in bodies:
+        assert await chain_of(renderer, body) == expected(numbered(body["messages"]))
+    assert instance.images == [[CAT], [DOG, CAT], [STAND_IN], [STAND_IN] * 2, [STAND_IN] * 2]
+    assert len(instance.tried) == 1
+
+
 async def test_images_of_other_apis_are_the_same_ones(renderer: InstanceRenderer, instance: Instance) -> None:
     expecting = expected(render_chat([{"role": "user", "content": chat(CAT)["messages"][1]["content"]}]))
     long, data = {"\0cat": CAT.encode(), "\0base": CAT.partition(",")[2].encode()}, CAT.partition(",")[2]
@@ -214,7 +243,7 @@ async def test_an_instance_that_does_not_render_is_left_alone_for_a_while(
     instance.status = 403
     found = [await chain_of(renderer, chat(image)) for image in (CAT, DOG, BIRD, CAT)]
     assert found == [Unrendered.OFF] * 4
-    assert sorted(host for host, _ in instance.asked) == ["a", "b"], "each of the two was asked once"
+    assert sorted(instance.tried) == ["a", "b"] and instance.asked == [], "no image was sent"
     assert caplog.text.count("--enable-scale-out") == 2
     clock.now_s += RETRY_S
     assert await chain_of(renderer, chat(CAT)) is Unrendered.OFF
