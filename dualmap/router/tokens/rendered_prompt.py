@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
+from operator import index
 from typing import Any, Final
 
 import orjson
@@ -108,13 +109,12 @@ def read_rendered(answer: bytes, images: int) -> RenderedPrompt:
         if set(hashes) - {"image"}:
             raise UnrenderedError(f"it has other media than images: {sorted(hashes)}")
         pairs = zip(hashes.get("image", ()), places.get("image", ()), strict=True)
-        found = sorted(
-            (Medium(str(name), at["offset"], at["length"]) for name, at in pairs), key=lambda each: each.offset
-        )
+        found = [Medium(str(name), index(at["offset"]), index(at["length"])) for name, at in pairs]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise UnrenderedError(f"the answer is not a rendered prompt: {error!r}") from error
     if len(found) != images:
         raise UnrenderedError(f"it has {len(found)} images, and the request {images}")
+    found.sort(key=lambda each: each.offset)
     ends = [0, *(each.offset + each.length for each in found)]
     starts = [*(each.offset for each in found), len(ids)]
     if any(each.length < 1 for each in found) or any(end > start for end, start in zip(ends, starts, strict=True)):
@@ -143,26 +143,23 @@ class RenderQuestion:
         marks = source.prompt.image_marks
         if len(marks) != sum(map(is_image, self._parts())):
             raise UnrenderedError("its images are not those that its prompt has marks of")
-        try:
-            settings = orjson.dumps([fields.get(name) for name in _IMAGE_FIELDS], option=orjson.OPT_SORT_KEYS)
-            seed = xxhash.xxh3_64_intdigest(settings) >> 32
-            places = [place if numbered else 0 for place in range(len(marks))]
-            keys = [xxhash.xxh3_64_intdigest(mark, seed + place) for mark, place in zip(marks, places, strict=True)]
-            self.images: tuple[int, ...] = tuple(keys)
-            """A key of each image's tokens, in order."""
-            text = self.body(frozenset(self.images))
-        except (TypeError, UnicodeError) as error:  # a lone surrogate
-            raise UnrenderedError("it is not JSON in UTF-8") from error
+        settings = _dumps([fields.get(name) for name in _IMAGE_FIELDS])
+        seed = xxhash.xxh3_64_intdigest(settings) >> 32
+        places = [place if numbered else 0 for place in range(len(marks))]
+        keys = [xxhash.xxh3_64_intdigest(mark, seed + place) for mark, place in zip(marks, places, strict=True)]
+        self.images: tuple[int, ...] = tuple(keys)
+        """A key of each image's tokens, in order."""
+        text = self.body(frozenset(self.images))
         self.key = xxhash.xxh3_64_intdigest(array("Q", self.images).tobytes(), xxhash.xxh3_64_intdigest(text))
         """A key of the whole prompt."""
 
     def sent_bytes(self, known: Container[int]) -> int:
-        """Bytes of the images that are not known."""
+        """Bytes of the images that are not known. Raises UnrenderedError."""
         parts = filter(is_image, self._parts())
         return sum(len(self._url(part)) for key, part in zip(self.images, parts, strict=True) if key not in known)
 
     def body(self, known: Container[int]) -> bytes:
-        """The body for ``RENDER_PATH``, with stand-ins for the images whose keys are known."""
+        """The body for ``RENDER_PATH``, with stand-ins for the images whose keys are known. Raises UnrenderedError."""
         keys = iter(self.images)
         messages = [
             {**message, "content": [self._shown(part, keys, known) for part in message["content"]]}
@@ -170,7 +167,7 @@ class RenderQuestion:
             else message
             for message in self._messages
         ]
-        return orjson.dumps({**self._fields, "messages": messages})
+        return _dumps({**self._fields, "messages": messages})
 
     def _parts(self) -> Iterator[Any]:
         for message in self._messages:
@@ -183,7 +180,8 @@ class RenderQuestion:
         if next(keys) in known:
             return {"type": "image_url", "image_url": {"url": STAND_IN}}
         named = {"uuid": part["uuid"]} if part.get("uuid") else {}
-        return {"type": "image_url", "image_url": {"url": self._url(part).decode()}, **named}
+        url = self._url(part).decode("utf-8", "surrogatepass")
+        return {"type": "image_url", "image_url": {"url": url}, **named}
 
     def _url(self, part: Mapping[str, Any]) -> bytes:
         """The URL of an image, of which the last part may be a name of a long text."""
@@ -193,4 +191,12 @@ class RenderQuestion:
             raise UnrenderedError("an image has no URL")
         before, comma, name = url.rpartition(",")
         long_text = self._long_texts.get(name)
-        return url.encode() if long_text is None else (before + comma).encode() + long_text
+        short = url if long_text is None else before + comma
+        return short.encode("utf-8", "surrogatepass") + (long_text or b"")
+
+
+def _dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError as error:  # a lone surrogate
+        raise UnrenderedError("it is not JSON in UTF-8") from error

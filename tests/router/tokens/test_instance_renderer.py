@@ -137,7 +137,7 @@ async def chain_of(
 
 
 async def test_the_chain_is_that_of_the_engine_s_events(renderer: InstanceRenderer, instance: Instance) -> None:
-    body = chat(CAT, DOG) | {"tools": [{"type": "function"}]}
+    body = chat(CAT, DOG) | {"tools": [{"type": "function", "function": {"name": "f", "description": "first"}}]}
     assert await chain_of(renderer, body) == expected(render_chat(body["messages"], body["tools"]))
     ((_, asked),) = instance.asked
     assert (asked["model"], asked["mm_payload"], asked["tools"]) == ("m", "none", body["tools"])
@@ -284,6 +284,10 @@ async def test_an_image_of_a_prompt_that_was_refused_is_not_sent_again_for_a_whi
             "features": {"mm_hashes": {"image": ["x"]}, "mm_placeholders": {"image": [{"offset": 1, "length": 0}]}},
         },
         {
+            "token_ids": [1, 2],
+            "features": {"mm_hashes": {"image": ["x"]}, "mm_placeholders": {"image": [{"offset": "1", "length": 1.5}]}},
+        },
+        {
             "token_ids": [1, 2, 3],
             "features": {
                 "mm_hashes": {"image": ["x", "y"]},
@@ -319,6 +323,20 @@ async def test_sound_and_images_without_content_are_estimated(renderer: Instance
     assert await chain_of(renderer, {"messages": [named]}) == expected(render_chat([named]))
     named = {"role": "user", "content": [{"type": "image_url", "uuid": "mine", "image_url": None}]}
     assert isinstance(await chain_of(renderer, {"messages": [named]}), Chain), "it is known by its name now"
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [("https://x/\ud800.png", "a"), ("https://x/a.png", "\ud800"), ("\0long", "a"), (None, "a"), (7, "a")],
+)
+async def test_what_is_not_utf_8_or_no_url_is_estimated(
+    renderer: InstanceRenderer, instance: Instance, url: Any, text: str
+) -> None:
+    long = {"\0long": "data:\ud800".encode("utf-8", "surrogatepass")}
+    body = chat("x", text=text)
+    body["messages"][1]["content"][0]["image_url"] = {"url": url}
+    assert await chain_of(renderer, body, long=long) is Unrendered.REFUSED
+    assert instance.asked == []
 
 
 async def test_images_beyond_the_bound_wait_for_no_rendering(
