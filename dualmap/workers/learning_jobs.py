@@ -7,15 +7,11 @@ leader has the knowledge of the former one within one round.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from dualmap.scheduling.estimates.learning import FleetLearner
 from dualmap.scheduling.queues.leader_jobs import HotnessKeeper, LearningKeeper
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessRule, HotnessTree, HotnessWindow
-from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.view import takers
 from dualmap.scheduling.steps import drive
 from dualmap.workers.context import LeaderContext
 
@@ -46,11 +42,6 @@ class Learner:
         context.metrics.samples.labels(context.pool.name).inc(samples)
 
 
-def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
-    """The n of the hotness rule: ready instances on the rings that requests are placed by first."""
-    return len(takers(instances, Leg.PREFILL)) or len(takers(instances, Leg.WHOLE))
-
-
 class HotnessJob:
     """Reads the arrival log, keeps the sliding window, and publishes the tree of hot prefixes."""
 
@@ -61,8 +52,6 @@ class HotnessJob:
         self._context = context
         self._clock = context.clock
         self._keeper = HotnessKeeper(HotnessWindow.of(scheduling), HotnessRule())
-        self._published: Mapping[int, int] = {}
-        """Counts as this keeper published them last."""
         self._published_s = self._clock.monotonic_s() - _COUNTS_EVERY_S
 
     @property
@@ -71,30 +60,17 @@ class HotnessJob:
         return self._keeper.arrived
 
     async def tick(self) -> None:
-        """Read the arrivals, and publish the tree if it changed, or its counts if they changed and are due.
-
-        Time moves with the arrivals: without traffic nothing heats up and nothing cools down.
-        Raises StoreUnavailableError, LeaseLostError.
-        """
-        membership = await self._context.pool.membership()
-        ready = scheduled_ready(membership.instances)
-        tree = await drive(self._keeper.tick(membership.tree, ready), self._context.led)
-        if tree is not membership.tree:
-            self._report(tree, await self._publish(tree))
+        """Read the arrivals, and publish the tree if it changed, or its counts if they changed and are due. Raises
+        StoreUnavailableError, LeaseLostError."""
+        led, membership = self._context.led, await self._context.pool.membership()
+        tree, version = await drive(self._keeper.tick(membership.tree, membership.instances), led)
+        if version is not None:
+            self._report(tree, version)
         elif self._clock.monotonic_s() - self._published_s >= _COUNTS_EVERY_S:
-            await self._renew_counts(tree)
+            version = await drive(self._keeper.renew_counts(tree), led)
+        if version is not None:
+            self._published_s = self._clock.monotonic_s()
         self._context.metrics.hot_prefixes.labels(self._context.pool.name).set(len(tree.hot))
-
-    async def _publish(self, tree: HotnessTree) -> int:
-        """The version of the tree, which grows only if the tree changed."""
-        counts = self._keeper.counts(tree)
-        version = await self._context.pool.publications.publish_tree(tree, counts, fence=self._context.fence)
-        self._published, self._published_s = counts, self._clock.monotonic_s()
-        return version
-
-    async def _renew_counts(self, tree: HotnessTree) -> None:
-        if self._keeper.counts(tree) != self._published:
-            await self._publish(tree)
 
     def _report(self, tree: HotnessTree, version: int) -> None:
         self._context.metrics.trees_published.labels(self._context.pool.name).inc()

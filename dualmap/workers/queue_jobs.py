@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dualmap.scheduling.placing.policies import queue_order_of
@@ -14,14 +14,12 @@ from dualmap.scheduling.queues.leader_jobs import (
     MovingPort,
     evacuate,
     give_idle_work,
+    instances_to_evacuate,
     rebalance,
-    serve_floors,
-    sweep_queue,
+    sweep,
 )
 from dualmap.scheduling.queues.rebalance import MigrateStatus, plan_sweep
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.state.view import is_ready
 from dualmap.scheduling.steps import Steps, drive
 from dualmap.workers.context import LeaderContext
 
@@ -32,10 +30,6 @@ MIN_GAP_S = 0.02
 """Shortest time between two rounds for triggers, so that those of a burst share one."""
 MAX_MOVES = 256
 """Migrations of one round on one instance: its bound in time."""
-REBALANCE = "rebalance"
-IDLE = "idle"
-"""Reasons of migrations, which metrics and the store count them by; ``reason_for`` has the others."""
-
 _LONGEST_WAIT_S = 1.0
 """Longest wait for a trigger in one round: a round must end within the bound of every job's rounds."""
 
@@ -59,31 +53,27 @@ class Sweeper:
     async def tick(self) -> None:
         """Plan once on every instance that holds requests. Raises StoreUnavailableError, LeaseLostError."""
         context, led = self._context, self._context.led
-        holding = [name for name, load in (await context.reader.loads()).items() if load.queued_requests]
-        self._floors.keep(holding)
-        for instance_id in holding:
-            if self._floors:
-                await drive(serve_floors(instance_id, self._floors), led)
-            granted = await drive(sweep_queue(instance_id, self._order), led)
-            if granted:
+        for instance_id, steps in sweep(await context.reader.loads(), self._order, self._floors):
+            if granted := await drive(steps, led):
                 context.metrics.swept_granted.labels(context.pool.name).inc(granted)
                 log.debug("swept pool=%s instance=%s granted=%d", context.pool.name, instance_id, granted)
 
 
 # moves ---------------------------------------------------------------------------------------------------------------
-async def move(context: LeaderContext, steps: Steps[MovingPort, tuple[Moved, ...]], reason: str) -> int:
+async def move(context: LeaderContext, steps: Steps[MovingPort, tuple[Moved, ...]]) -> int:
     """Carry moves of held requests out with the leader's fence, count and log them; returns how many moved. A request
     that was granted, finished or moved meanwhile stays where it is. Raises StoreUnavailableError, LeaseLostError."""
-    return count_moves(context, await drive(steps, context.led), reason)
+    return count_moves(context, await drive(steps, context.led))
 
 
-def count_moves(context: LeaderContext, moves: Sequence[Moved], reason: str) -> int:
+def count_moves(context: LeaderContext, moves: Sequence[Moved]) -> int:
     """How many moved."""
-    by_source = dict[str, list[bool]]()
+    by_source = dict[tuple[str, str], list[bool]]()
     for moved in moves:
-        context.metrics.migrations.labels(context.pool.name, reason, moved.status).inc()
-        by_source.setdefault(moved.source_id, []).append(moved.status == MigrateStatus.MIGRATED)
-    for source_id, migrated in by_source.items():
+        context.metrics.migrations.labels(context.pool.name, moved.reason, moved.status).inc()
+        migrated = by_source.setdefault((moved.source_id, moved.reason), [])
+        migrated.append(moved.status == MigrateStatus.MIGRATED)
+    for (source_id, reason), migrated in by_source.items():
         log.info(
             "moved pool=%s source=%s reason=%s planned=%d migrated=%d",
             context.pool.name, source_id, reason, len(migrated), sum(migrated),
@@ -92,26 +82,6 @@ def count_moves(context: LeaderContext, moves: Sequence[Moved], reason: str) -> 
 
 
 # evacuation ----------------------------------------------------------------------------------------------------------
-def reason_for(state: InstanceState) -> str:
-    """Why requests leave an instance in this state; a label in metrics."""
-    return "drain" if state is InstanceState.DRAINING else "instance_down"
-
-
-def plan_evacuation(loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
-    """The instances to evacuate: out of service and with held requests, unless no instance could take them.
-
-    A draining instance would serve its held requests, and does where no other takes requests. Moved, they are served
-    sooner, and the drain ends sooner.
-    """
-    if not any(map(is_ready, instances.values())):
-        return ()
-    return tuple(
-        instance_id
-        for instance_id, load in loads.items()
-        if load.queued_requests and load.state is not InstanceState.READY
-    )
-
-
 class Evacuator:
     """Moves the held requests of an instance that left service to instances that take requests.
 
@@ -129,17 +99,10 @@ class Evacuator:
     async def tick(self) -> None:
         """Evacuate every instance that needs it. Raises StoreUnavailableError, LeaseLostError."""
         instances = (await self._context.reader.membership()).instances
-        for instance_id in plan_evacuation(await self._context.reader.loads(), instances):
-            await self._evacuate(instance_id, instances)
-
-    async def _evacuate(self, instance_id: str, instances: Mapping[str, InstanceSpec]) -> None:
-        loads = await self._context.pool.loads()
-        left = loads.get(instance_id)
-        if left is None or left.state is InstanceState.READY:
-            return
-        reason = reason_for(left.state)
-        steps = evacuate(instance_id, self._order, loads, instances, reason=reason, decode_stall_s=self._decode_stall_s)
-        await move(self._context, steps, reason)
+        for instance_id in instances_to_evacuate(await self._context.reader.loads(), instances):
+            loads = await self._context.pool.loads()
+            steps = evacuate(instance_id, self._order, loads, instances, decode_stall_s=self._decode_stall_s)
+            await move(self._context, steps)
 
 
 # rebalance -----------------------------------------------------------------------------------------------------------
@@ -151,7 +114,7 @@ class RebalanceRound:
     wait_s: float
 
 
-def plan_rebalance(now_s: float, next_sweep_s: float) -> RebalanceRound:
+def next_round(now_s: float, next_sweep_s: float) -> RebalanceRound:
     """Sweep when it is due; until then listen for triggers."""
     if now_s >= next_sweep_s:
         return RebalanceRound(sweep=True, wait_s=0.0)
@@ -189,7 +152,7 @@ class Rebalancer:
 
     async def tick(self) -> None:
         """One sweep, or one wait for a trigger. Raises StoreUnavailableError, LeaseLostError."""
-        plan = plan_rebalance(self._clock.monotonic_s(), self._next_sweep_s)
+        plan = next_round(self._clock.monotonic_s(), self._next_sweep_s)
         if plan.sweep:
             self._fruitless.clear()
             await self._rebalance_all(plan_sweep(await self._context.reader.loads()), "sweep")
@@ -209,14 +172,8 @@ class Rebalancer:
 
     async def _rebalance(self, instance_id: str) -> int:
         """One round for one instance; returns how many requests moved."""
-        steps = rebalance(
-            instance_id,
-            self._order,
-            reason=REBALANCE,
-            decode_stall_s=self._decode_stall_s,
-            max_moves=self._max_moves,
-        )
-        return await move(self._context, steps, REBALANCE)
+        steps = rebalance(instance_id, self._order, decode_stall_s=self._decode_stall_s, max_moves=self._max_moves)
+        return await move(self._context, steps)
 
 
 # idle work -----------------------------------------------------------------------------------------------------------
@@ -241,5 +198,4 @@ class IdleFiller:
         loads, instances = await reader.loads(), (await reader.membership()).instances
         known = {name: load for name, load in loads.items() if name in instances}
         idle = IdleWork(known, self._decode_stall_s, instances)
-        steps = give_idle_work(plan_sweep(loads), self._order, idle, reason=IDLE)
-        await move(self._context, steps, IDLE)
+        await move(self._context, give_idle_work(plan_sweep(loads), self._order, idle))

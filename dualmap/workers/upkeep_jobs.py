@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
-from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
+from dualmap.scheduling.queues.leader_jobs import PARKED, instances_to_park
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.workers.context import LeaderContext
 
@@ -14,8 +13,6 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 2.0
 """A replica sends three heartbeats in a lease: enough time for each replica to send one again."""
-
-_DRAINED = next_state(InstanceState.DRAINING, InstanceEvent.DRAINED)
 
 
 class Mender:
@@ -99,15 +96,6 @@ class Reaper:
         log.warning("replica reaped pool=%s replica=%s requests=%d", self._context.pool.name, replica_id, requests)
 
 
-def plan_parking(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
-    """Draining instances with neither held nor running requests."""
-    return tuple(
-        instance_id
-        for instance_id, load in loads.items()
-        if load.state is InstanceState.DRAINING and not load.in_flight
-    )
-
-
 class Drainer:
     """Parks every draining instance that is empty, so that it can be removed, restarted or resumed."""
 
@@ -120,10 +108,10 @@ class Drainer:
     async def tick(self) -> None:
         """One round. Raises StoreUnavailableError, LeaseLostError."""
         context = self._context
-        for instance_id in plan_parking(await context.reader.loads()):
+        for instance_id in instances_to_park(await context.reader.loads()):
             parked = await context.pool.members.set_instance_state(
-                instance_id, _DRAINED, expected=InstanceState.DRAINING, fence=context.fence
+                instance_id, PARKED, expected=InstanceState.DRAINING, fence=context.fence
             )
             if parked:
                 context.metrics.drained.labels(context.pool.name).inc()
-                log.info("instance drained pool=%s instance=%s to=%s", context.pool.name, instance_id, _DRAINED)
+                log.info("instance drained pool=%s instance=%s to=%s", context.pool.name, instance_id, PARKED)

@@ -1,13 +1,14 @@
 """The leader's rounds, as steps that a worker or the simulator drives.
 
-The port of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``).
+The port of these steps is the pool's store with the leader's fence (``statestore.led.LedPool``). A driver adds the
+pauses between rounds, and what it counts and logs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Final, Protocol
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import FleetLearner, Sample
@@ -19,7 +20,10 @@ from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.queues.rebalance import HotQueue, MigrateStatus, Migration, Move, plan_rebalance
 from dualmap.scheduling.state.hotness import Arrival, HotnessRule, HotnessTree, HotnessWindow
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
+from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.state.view import is_ready, takers
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.values import value
 
@@ -27,6 +31,11 @@ MAX_STALE_PLANS = 8
 """Commits of one plan for floors, on an instance that changes all the time."""
 READ_LIMIT = 4096
 """Log entries of one read."""
+REBALANCE: Final = "rebalance"
+IDLE: Final = "idle"
+"""Reasons of migrations, which metrics and the store count them by; ``reason_to_leave`` has the others."""
+PARKED: Final = next_state(InstanceState.DRAINING, InstanceEvent.DRAINED)
+"""The state of an instance that has drained."""
 _RESTARTS = frozenset({InstanceState.DOWN, InstanceState.STARTING})
 """States that an engine leaves as another one: what was learned of it alone is void."""
 
@@ -45,10 +54,16 @@ class MovingPort(GrantingPort, Protocol):
     def migrate(self, request: StoredRequest, target_id: str, /, *, reason: str) -> Awaitable[Migration]: ...
 
 
+class RoundPort(SweepingPort, MovingPort, Protocol):
+    """Calls that a sweep over all queues makes, with the floors of classes."""
+
+
 class HotnessPort(Protocol):
     """Calls that the hotness job makes."""
 
     def arrivals(self, after: str, limit: int, /) -> Awaitable[Sequence[Arrival]]: ...
+
+    def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], /) -> Awaitable[int]: ...
 
 
 class LearningPort(Protocol):
@@ -103,6 +118,18 @@ class ReadArrivals(Step[HotnessPort, Sequence[Arrival]]):
 
 
 @value
+class PublishTree(Step[HotnessPort, int]):
+    """Publish the hotness tree, and how often each hot prefix was seen; its version, which grows only if the tree
+    changed."""
+
+    tree: HotnessTree
+    counts: Mapping[int, int]
+
+    def on(self, port: HotnessPort) -> Awaitable[int]:
+        return port.publish_tree(self.tree, self.counts)
+
+
+@value
 class ReadSamples(Step[LearningPort, Sequence[Sample]]):
     """Read the sample log behind one entry."""
 
@@ -130,8 +157,27 @@ class Moved:
 
     source_id: str
     """The instance that held it."""
+    reason: str
     move: Move
     status: MigrateStatus
+
+
+def sweep(
+    loads: Mapping[str, InstanceLoad], order: QueueOrder, floors: Floors
+) -> Iterator[tuple[str, Steps[RoundPort, int]]]:
+    """The sweep over all queues that hold requests, also where no transition made room: for each of these instances the
+    steps, which return how many requests were dispatched by the plan of its queue. Before that, classes get what their
+    floors give them."""
+    holding = [instance_id for instance_id, load in loads.items() if load.queued_requests]
+    floors.keep(holding)
+    for instance_id in holding:
+        yield instance_id, _sweep(instance_id, order, floors)
+
+
+def _sweep(instance_id: str, order: QueueOrder, floors: Floors) -> Steps[RoundPort, int]:
+    if floors:
+        yield from serve_floors(instance_id, floors)
+    return (yield from sweep_queue(instance_id, order))
 
 
 def sweep_queue(instance_id: str, order: QueueOrder) -> Steps[SweepingPort, int]:
@@ -158,10 +204,39 @@ def serve_floors(instance_id: str, floors: Floors) -> Steps[MovingPort, int]:
 
 
 def rebalance(
-    instance_id: str, order: QueueOrder, *, reason: str, decode_stall_s: float, max_moves: int
+    instance_id: str, order: QueueOrder, *, decode_stall_s: float, max_moves: int
 ) -> Steps[MovingPort, tuple[Moved, ...]]:
     """One round for one overloaded instance."""
-    return _move_held(instance_id, lambda queue: plan_rebalance(queue, decode_stall_s)[:max_moves], reason, order)
+    return _move_held(instance_id, lambda queue: plan_rebalance(queue, decode_stall_s)[:max_moves], REBALANCE, order)
+
+
+def reason_to_leave(state: InstanceState) -> str:
+    """The reason for which requests leave an instance in this state; a label in metrics."""
+    return "drain" if state is InstanceState.DRAINING else "instance_down"
+
+
+def instances_to_evacuate(loads: Mapping[str, InstanceLoad], instances: Mapping[str, InstanceSpec]) -> tuple[str, ...]:
+    """The instances to evacuate: out of service and with held requests, unless no instance could take them.
+
+    A draining instance would serve its held requests, and does where no other takes requests. Moved, they are served
+    sooner, and the drain ends sooner.
+    """
+    if not any(map(is_ready, instances.values())):
+        return ()
+    return tuple(
+        instance_id
+        for instance_id, load in loads.items()
+        if load.queued_requests and load.state is not InstanceState.READY
+    )
+
+
+def instances_to_park(loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
+    """Draining instances with neither held nor running requests."""
+    return tuple(
+        instance_id
+        for instance_id, load in loads.items()
+        if load.state is InstanceState.DRAINING and not load.in_flight
+    )
 
 
 def evacuate(
@@ -170,19 +245,22 @@ def evacuate(
     loads: Mapping[str, InstanceLoad],
     instances: Mapping[str, InstanceSpec],
     *,
-    reason: str,
     decode_stall_s: float,
 ) -> Steps[MovingPort, tuple[Moved, ...]]:
-    """The held requests of an instance that left service move to instances that take requests."""
+    """The held requests of an instance that left service move to instances that take requests; none where it has come
+    back, by these loads."""
+    left = loads.get(instance_id)
+    if left is None or left.state is InstanceState.READY:
+        return ()
 
     def plan(queue: HotQueue) -> Sequence[Move]:
         return plan_evacuation(queue.held, instance_id, loads, instances, decode_stall_s)
 
-    return _move_held(instance_id, plan, reason, order)
+    return (yield from _move_held(instance_id, plan, reason_to_leave(left.state), order))
 
 
 def give_idle_work(
-    instance_ids: Sequence[str], order: QueueOrder, idle: IdleWork, *, reason: str
+    instance_ids: Sequence[str], order: QueueOrder, idle: IdleWork
 ) -> Steps[MovingPort, tuple[Moved, ...]]:
     """Move requests that would be late in these queues to instances that are idle in this round."""
     queues: list[HotQueue] = []
@@ -191,7 +269,7 @@ def give_idle_work(
         if queue is not None and queue.held:
             queues.append(queue)
     held = [request for queue in queues for request in queue.held]
-    return (yield from _carry_out(idle.plan(queues), held, reason, order))
+    return (yield from _carry_out(idle.plan(queues), held, IDLE, order))
 
 
 def _move_held(
@@ -212,9 +290,14 @@ def _carry_out(
     for move in moves:
         request = requests[move.request_id]
         moved = yield from Migrate(request, move.target_id, reason)
-        done.append(Moved(request.instance_id, move, moved.status))
+        done.append(Moved(request.instance_id, reason, move, moved.status))
         yield from grant_queue(moved.queue, order)
     return tuple(done)
+
+
+def scheduled_ready(instances: Mapping[str, InstanceSpec]) -> int:
+    """The n of the hotness rule: ready instances on the rings that requests are placed by first."""
+    return len(takers(instances, Leg.PREFILL)) or len(takers(instances, Leg.WHOLE))
 
 
 class HotnessKeeper:
@@ -226,9 +309,17 @@ class HotnessKeeper:
         self._last_entry = "0"
         self.arrived = 0
         """Arrivals read so far."""
+        self._published: Mapping[int, int] = {}
+        """Counts as they were published last."""
 
-    def tick(self, tree: HotnessTree, ready_instances: int) -> Steps[HotnessPort, HotnessTree]:
-        """Read what arrived since the last round; the tree as it is now. The caller publishes it."""
+    def tick(
+        self, tree: HotnessTree, instances: Mapping[str, InstanceSpec]
+    ) -> Steps[HotnessPort, tuple[HotnessTree, int | None]]:
+        """Read what arrived since the last round, and publish the tree if it changed; the tree as it is now, and its
+        version where it was published.
+
+        Time moves with the arrivals: without traffic nothing heats up and nothing cools down.
+        """
         while True:
             arrivals = yield from ReadArrivals(self._last_entry, READ_LIMIT)
             self.arrived += len(arrivals)
@@ -237,9 +328,22 @@ class HotnessKeeper:
                 self.window.expire(arrival.at_ms)
                 self._last_entry = arrival.entry_id
             if len(arrivals) < READ_LIMIT:
-                return self.window.grow(tree, ready_instances, self._rule)
+                break
+        grown = self.window.grow(tree, scheduled_ready(instances), self._rule)
+        return grown, None if grown is tree else (yield from self._publish(grown))
 
-    def counts(self, tree: HotnessTree) -> dict[int, int]:
+    def renew_counts(self, tree: HotnessTree) -> Steps[HotnessPort, int | None]:
+        """Publish the counts of an unchanged tree, which people read, if they changed; the version of the tree, None
+        where nothing was published."""
+        return None if self._counts(tree) == self._published else (yield from self._publish(tree))
+
+    def _publish(self, tree: HotnessTree) -> Steps[HotnessPort, int]:
+        counts = self._counts(tree)
+        version = yield from PublishTree(tree, counts)
+        self._published = counts
+        return version
+
+    def _counts(self, tree: HotnessTree) -> dict[int, int]:
         """How often each hot prefix was seen in the window."""
         return {prefix: self.window.count(prefix) for prefix in tree.hot}
 

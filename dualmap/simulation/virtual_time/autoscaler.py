@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.queues.leader_jobs import PARKED, evacuate, instances_to_evacuate, instances_to_park
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.scaling.role_plan import RoleTargets
 from dualmap.scheduling.scaling.scale_job import ActuatorReply, FleetNow, ScaleKeeper
@@ -109,17 +109,12 @@ class SimulatedAutoscaler:
         self._events.push(self._pool.now_ms() / 1000 + start_s, Priority.MEMBERSHIP, ready)
 
     def _finish_drains(self) -> None:
-        pool = self._pool
-        draining = [name for name, spec in pool.members.instances.items() if spec.state is InstanceState.DRAINING]
-        for name in draining:
-            loads = pool.loads()
-            if loads[name].queued_requests:
-                steps = evacuate(
-                    name, self._order, loads, pool.members.instances, reason="drain", decode_stall_s=self._stall_s
-                )
-                drive_now(steps, self._led)
-            if not pool.loads()[name].in_flight:
-                pool.set_instance_state(name, InstanceState.STANDBY, expected=InstanceState.DRAINING)
+        pool, instances = self._pool, self._pool.members.instances
+        for name in instances_to_evacuate(pool.loads(), instances):
+            steps = evacuate(name, self._order, pool.loads(), instances, decode_stall_s=self._stall_s)
+            drive_now(steps, self._led)
+        for name in instances_to_park(pool.loads()):
+            pool.set_instance_state(name, PARKED, expected=InstanceState.DRAINING)
 
 
 async def _refuse(_: ScaleRecord) -> ActuatorReply:

@@ -1,8 +1,8 @@
 """The leader's rounds in virtual time: the jobs of ``scheduling.queues.leader_jobs``, one after the other.
 
-As in a worker, with two exceptions. A worker evacuates instances that drain; here they serve what they hold. And it
-spares the store: after a rebalance that led to no move it ignores triggers until the next sweep, and it pauses after a
-round for as long as that took.
+As in a worker, with two exceptions. A worker evacuates instances that drain; here they serve what they hold, unless
+the fleet scales itself (``autoscaler``). And a worker spares the store: after a rebalance that led to no move it
+ignores triggers until the next sweep, and it pauses after a round for as long as that took.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from dualmap.scheduling.queues.leader_jobs import (
     LearningKeeper,
     give_idle_work,
     rebalance,
-    serve_floors,
-    sweep_queue,
+    sweep,
 )
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.queues.rebalance import plan_sweep
@@ -30,8 +29,6 @@ from dualmap.simulation.virtual_time.scenario import Scenario
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
 from dualmap.simulation.virtual_time.simulated_pool import SimulatedLed
 
-REASON = "rebalance"
-IDLE = "idle"
 _FOR_EVER_MS = 1 << 50
 """Long, and yet a figure that the store takes for one."""
 
@@ -72,10 +69,7 @@ class Leader:
 
     def grow_tree(self) -> None:
         """Read the arrival log, and publish the hotness tree where it changed."""
-        known = self._pool.members.tree
-        tree = drive_now(self._hotness.tick(known, len(self._fleet.view.ready)), self.led)
-        if tree is not known:
-            at_once(self.led.publish_tree(tree, self._hotness.counts(tree)))
+        drive_now(self._hotness.tick(self._pool.members.tree, self._fleet.view.instances), self.led)
 
     def learn(self) -> None:
         """Learn from the samples since the last round."""
@@ -90,12 +84,8 @@ class Leader:
 
     def sweep_queues(self) -> None:
         """Plan every queue: in deadline order, what is due changes with time alone."""
-        holding = [name for name, load in self._pool.loads().items() if load.queued_requests]
-        self._floors.keep(holding)
-        for instance_id in holding:
-            if self._floors:
-                drive_now(serve_floors(instance_id, self._floors), self.led)
-            drive_now(sweep_queue(instance_id, self._order), self.led)
+        for _, steps in sweep(self._pool.loads(), self._order, self._floors):
+            drive_now(steps, self.led)
 
     def rebalance_by_sweep(self) -> None:
         self._rebalance(plan_sweep(self._pool.loads()))
@@ -104,7 +94,7 @@ class Leader:
         """Move what is late in its own queue to idle instances."""
         loads = self._pool.loads()
         idle = IdleWork(loads, self._scenario.scheduling.decode_stall_s, self._fleet.view.instances)
-        drive_now(give_idle_work(plan_sweep(loads), self._order, idle, reason=IDLE), self.led)
+        drive_now(give_idle_work(plan_sweep(loads), self._order, idle), self.led)
 
     def move_roles(self) -> None:
         """Give an instance of one role to the other, if that is due."""
@@ -132,5 +122,5 @@ class Leader:
     def _rebalance(self, instance_ids: Iterable[str]) -> None:
         stall_s, max_moves = self._scenario.scheduling.decode_stall_s, self._scenario.rebalance_max_moves
         for instance_id in instance_ids:
-            steps = rebalance(instance_id, self._order, reason=REASON, decode_stall_s=stall_s, max_moves=max_moves)
+            steps = rebalance(instance_id, self._order, decode_stall_s=stall_s, max_moves=max_moves)
             drive_now(steps, self.led)

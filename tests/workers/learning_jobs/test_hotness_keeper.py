@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.state.instance import InstanceState, Role
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.context import LeaderContext
-from dualmap.workers.learning_jobs import HotnessJob, scheduled_ready
+from dualmap.workers.learning_jobs import HotnessJob
 from tests.statestore.samples import finish
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
@@ -202,12 +201,3 @@ async def test_a_deposed_keeper_publishes_nothing(
         await keeper.tick()
 
     assert (await pool.membership()).tree_version == 0
-
-
-async def test_only_ready_scheduled_instances_count(pool: PoolStore, add_instance: AddInstance) -> None:
-    await add_instance("a")
-    await add_instance("b", role=Role.PREFILL)
-    await add_instance("c", role=Role.DECODE)
-    await add_instance("d", InstanceState.DOWN)
-
-    assert scheduled_ready((await pool.membership()).instances) == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.scheduling.queues.leader_jobs import evacuate
+from dualmap.scheduling.queues.leader_jobs import IDLE, REBALANCE, evacuate, reason_to_leave
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
@@ -19,7 +19,7 @@ from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.context import LeaderContext
-from dualmap.workers.queue_jobs import IDLE, REBALANCE, Evacuator, count_moves, reason_for
+from dualmap.workers.queue_jobs import Evacuator, count_moves
 from tests.statestore.samples import finish
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
@@ -51,12 +51,12 @@ async def test_a_request_that_left_the_queue_meanwhile_is_left_alone(
             return read
 
     loads, instances = await pool.loads(), (await pool.membership()).instances
-    steps = evacuate("a", order, loads, instances, reason="test", decode_stall_s=3.0)
+    steps = evacuate("a", order, loads, instances, decode_stall_s=3.0)
 
-    moved = count_moves(leading, await drive(steps, LeavesMeanwhile(pool, leading.fence)), "test")
+    moved = count_moves(leading, await drive(steps, LeavesMeanwhile(pool, leading.fence)))
 
     assert moved == 99
-    assert value("dualmap_worker_migrations_total", reason="test", status="not_held") == 1
+    assert value("dualmap_worker_migrations_total", reason="instance_down", status="not_held") == 1
     assert (await pool.loads())["a"].queued_requests == 0
 
 
@@ -87,7 +87,7 @@ async def test_an_outage_in_the_middle_ends_the_round_with_everything_accounted_
 
 
 def test_the_page_of_keys_names_the_reasons_there_are() -> None:
-    reasons = {REBALANCE, IDLE, *map(reason_for, InstanceState)}
+    reasons = {REBALANCE, IDLE, *map(reason_to_leave, InstanceState)}
 
     section = PAGE_OF_KEYS.read_text(encoding="utf-8").partition("\n## `migrations`\n")[2].partition("\n## ")[0]
     text, example = section.split("```")[:2]

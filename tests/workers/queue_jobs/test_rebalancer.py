@@ -12,7 +12,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.context import LeaderContext
-from dualmap.workers.queue_jobs import Rebalancer, RebalanceRound, plan_rebalance
+from dualmap.workers.queue_jobs import Rebalancer, RebalanceRound, next_round
 from tests.support.manual_clock import ManualClock
 from tests.workers.doing import AddInstance, Reserve
 from tests.workers.flaky_pool import FlakyPool
@@ -137,9 +137,9 @@ async def test_a_deposed_rebalancer_moves_nothing(pool: PoolStore, rebalancer_of
 
 
 def test_a_round_waits_for_triggers_no_longer_than_to_the_next_sweep() -> None:
-    assert plan_rebalance(10.0, next_sweep_s=10.0) == RebalanceRound(sweep=True, wait_s=0.0)
-    assert plan_rebalance(9.5, next_sweep_s=10.0) == RebalanceRound(sweep=False, wait_s=0.5)
-    assert plan_rebalance(9.5, next_sweep_s=99.0) == RebalanceRound(sweep=False, wait_s=1.0)
+    assert next_round(10.0, next_sweep_s=10.0) == RebalanceRound(sweep=True, wait_s=0.0)
+    assert next_round(9.5, next_sweep_s=10.0) == RebalanceRound(sweep=False, wait_s=0.5)
+    assert next_round(9.5, next_sweep_s=99.0) == RebalanceRound(sweep=False, wait_s=1.0)
 
 
 async def test_triggers_where_nothing_can_move_wait_for_the_next_sweep(
