@@ -160,19 +160,55 @@ class Input(StrEnum):
     ENDED = "ended"
 
 
-ON_AN_INSTANCE: Final = frozenset(
-    {
-        Phase.DISPATCHED,
-        Phase.PREFILLING,
-        Phase.PRESUMED,
-        Phase.PAIRING,
-        Phase.PAIRED,
-        Phase.STAGED,
-        Phase.DECODING,
-        Phase.ANSWERING,
-    }
-)
-"""An instance has it, or may have it by now, and is judged by what becomes of it."""
+@value
+class PhaseRow:
+    """What holds in a phase, beside the table of transitions."""
+
+    may_be_reserved: bool = True
+    """The store may have a reservation of this try."""
+    on_an_instance: bool = False
+    """An instance has it, or may have it by now, and is judged by what becomes of it."""
+    to_be_sent: bool = False
+    """An instance has room for it, and it is not on its way."""
+    was_sent: bool = False
+    """An instance has it, and has not failed it."""
+    prefill_under_way: bool = False
+    """Tokens of the request are pending on the instance."""
+    prefill_is_over: bool = False
+    computes_unseen: bool = False
+    """An answer that is only seen whole is being computed."""
+
+
+_ROWS: Final = {
+    Phase.NEW: PhaseRow(may_be_reserved=False),
+    Phase.ADMITTING: PhaseRow(may_be_reserved=False),
+    Phase.PLACING: PhaseRow(),
+    Phase.AWAITING: PhaseRow(may_be_reserved=False),
+    Phase.HELD: PhaseRow(),
+    Phase.DISPATCHED: PhaseRow(on_an_instance=True, to_be_sent=True, prefill_under_way=True),
+    Phase.PREFILLING: PhaseRow(on_an_instance=True, was_sent=True, prefill_under_way=True),
+    Phase.PRESUMED: PhaseRow(on_an_instance=True, was_sent=True, prefill_is_over=True, computes_unseen=True),
+    Phase.PAIRING: PhaseRow(on_an_instance=True, prefill_under_way=True),
+    Phase.PAIRED: PhaseRow(on_an_instance=True, to_be_sent=True, was_sent=True, prefill_under_way=True),
+    Phase.STAGED: PhaseRow(on_an_instance=True, was_sent=True, prefill_is_over=True),
+    Phase.DECODING: PhaseRow(on_an_instance=True, was_sent=True, prefill_is_over=True, computes_unseen=True),
+    Phase.ANSWERING: PhaseRow(on_an_instance=True, was_sent=True, prefill_is_over=True),
+    Phase.BROKEN_OFF: PhaseRow(),
+    Phase.DONE: PhaseRow(),
+}
+
+
+def _phases(is_so: Callable[[PhaseRow], bool]) -> frozenset[Phase]:
+    return frozenset(phase for phase in Phase if is_so(_ROWS[phase]))
+
+
+ON_AN_INSTANCE: Final = _phases(lambda row: row.on_an_instance)
+TO_BE_SENT: Final = _phases(lambda row: row.to_be_sent)
+WAS_SENT: Final = _phases(lambda row: row.was_sent)
+PREFILL_UNDER_WAY: Final = _phases(lambda row: row.prefill_under_way)
+_PREFILL_IS_OVER: Final = _phases(lambda row: row.prefill_is_over)
+_COMPUTES_UNSEEN: Final = _phases(lambda row: row.computes_unseen)
+_NEVER_RESERVED: Final = _phases(lambda row: not row.may_be_reserved)
 
 
 def _transitions() -> dict[tuple[Phase, Input], Phase]:
@@ -233,13 +269,6 @@ def phases_with(given: Input) -> tuple[Phase, ...]:
     """The phases in which an input is legal."""
     return tuple(phase for phase in Phase if (phase, given) in TRANSITIONS)
 
-
-WAS_SENT: Final = ON_AN_INSTANCE - {Phase.DISPATCHED, Phase.PAIRING}
-"""An instance has it, and has not failed it."""
-TO_BE_SENT: Final = frozenset({Phase.DISPATCHED, Phase.PAIRED})
-"""An instance has room for it, and it is not on its way."""
-PREFILL_UNDER_WAY: Final = frozenset({Phase.DISPATCHED, Phase.PREFILLING, Phase.PAIRING, Phase.PAIRED})
-"""The phases on an instance in which tokens of the request are pending."""
 
 DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
@@ -606,8 +635,6 @@ Effects = tuple[Effect, ...]
 
 # Members of enumerations that every request meets, by names of this module: up to Python 3.11 an enumeration looks its
 # member up in a way that costs as much as a call.
-_NEW: Final = Phase.NEW
-_ADMITTING: Final = Phase.ADMITTING
 _PLACING: Final = Phase.PLACING
 _AWAITING: Final = Phase.AWAITING
 _DECODING: Final = Phase.DECODING
@@ -1769,7 +1796,7 @@ class RequestMachine:
             answer_bytes = 0 if spec.chain is None else counted.answer_bytes
             counted = Counted(counted.output_tokens + self.sent_tokens, answer_bytes)
         expected = self._expected()
-        computes_unseen = not answered and not spec.streams and sent_in in _COMPUTES
+        computes_unseen = not answered and not spec.streams and sent_in in _COMPUTES_UNSEEN
         if computes_unseen:
             expected = replace(expected, output_tokens=self._unseen_tokens(expected))
         return charge(
@@ -1845,8 +1872,6 @@ class RequestMachine:
         return finished_note(spec.text_bytes, tokens, answer_tokens, spec.output_limit or 0, answer_ms, spec.images)
 
 
-_NEVER_RESERVED: Final = frozenset({_NEW, _ADMITTING, _AWAITING})
-"""Phases of a request that was never placed in which nothing can be reserved for it."""
 _REFUSED_IN_ANY_CASE: Final = frozenset(
     {Refusal.QUEUE_FULL, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
 )
@@ -1855,9 +1880,6 @@ _REFUSED_IN_ANY_CASE: Final = frozenset(
 _OF_ITS_OWN_DOING: Final = frozenset({Refusal.LIMITED, Refusal.QUARANTINED})
 """Refusals for what a client, or its tenant, does itself: the fleet was not late."""
 _TIMES_OUT: Final = frozenset({FailureKind.TIMEOUT, FailureKind.OVERDUE})
-_COMPUTES: Final = frozenset({Phase.PRESUMED, Phase.DECODING})
-"""The phases in which an answer that is only seen whole is being computed."""
-_PREFILL_IS_OVER: Final = frozenset({Phase.PRESUMED, Phase.STAGED, Phase.DECODING, Phase.ANSWERING})
 
 LEGAL_IN: Final[Mapping[type[Event], tuple[Phase, ...]]] = {
     Arrived: (Phase.NEW,),
