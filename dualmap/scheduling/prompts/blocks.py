@@ -230,11 +230,6 @@ def uncached_chain(prompt: Prompt, bytes_per_token: float) -> Chain:
     return Chain((xxhash.xxh3_64_intdigest(data, _UNCACHED_SEED),), tokens, tokens)
 
 
-def chain_of_text(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
-    """The chain of a rendered prompt, its tokens estimated from its bytes."""
-    return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
-
-
 def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
     """The chain of a trace record, whose ``hash_ids`` name its blocks and may end with a partial one."""
     hashes, parent = [], seed

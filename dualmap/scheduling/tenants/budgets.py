@@ -353,9 +353,3 @@ def nothing_of(draws: Draws) -> Draws:
 def drawn_text(draws: Draws) -> str:
     """The draws as a request's record has them: each budget and its cost, separated by blanks."""
     return draws.group.text % draws.costs
-
-
-def draws_from(text: str) -> list[tuple[str, int]]:
-    """The budgets and costs of such a text."""
-    words = text.split()
-    return [(budget, int(cost)) for budget, cost in zip(words[::2], words[1::2], strict=False)]

@@ -24,7 +24,7 @@ def test_counters_and_gauges_are_exported_by_their_labels() -> None:
     ended.labels("p", "well").inc(2)
     ended.labels("p", "badly").inc(0)
     live.inc(5)
-    live.dec()
+    live.inc(-1)
 
     registry = exported(make)
     assert registry.get_sample_value("ended_total", {"pool": "p", "how": "well"}) == 3.0

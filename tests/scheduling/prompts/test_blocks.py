@@ -13,15 +13,20 @@ from dualmap.scheduling.prompts.blocks import (
     TextPrompt,
     TokenPrompt,
     cache_seed,
-    chain_of_text,
     chain_of_trace,
     continued_chain,
     with_images,
 )
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import engine_chain
 from dualmap.scheduling.settings import SchedulingSettings
 
 SEED = cache_seed("model")
+
+
+def chain_of(data: bytes, seed: int, block_bytes: int, bytes_per_token: float) -> Chain:
+    """The chain of a rendered prompt."""
+    return BlockRule(round(block_bytes / bytes_per_token), block_bytes).chain(TextPrompt(data), seed, bytes_per_token)
 
 
 def common(first: Sequence[int], second: Sequence[int]) -> int:
@@ -32,7 +37,7 @@ def common(first: Sequence[int], second: Sequence[int]) -> int:
 
 def test_hashes_are_the_same_in_every_process_and_version() -> None:
     assert cache_seed("model") == 490923320790739803
-    assert chain_of_text(b"ab" * 8, 7, 8, 4.0).hashes == (14591442237107986248, 1913185345540596600)
+    assert chain_of(b"ab" * 8, 7, 8, 4.0).hashes == (14591442237107986248, 1913185345540596600)
     assert chain_of_trace([0, 1, 2], 1536, 7).hashes == (5133589608643455977, 4592413713819919387, 14908592475083991467)
 
 
@@ -42,7 +47,7 @@ def test_prompts_share_exactly_the_blocks_that_lie_within_their_common_prefix(
 ) -> None:
     first, second = head + left, head + right
 
-    blocks = common(chain_of_text(first, 1, 16, 4.0).hashes, chain_of_text(second, 1, 16, 4.0).hashes)
+    blocks = common(chain_of(first, 1, 16, 4.0).hashes, chain_of(second, 1, 16, 4.0).hashes)
 
     if min(len(first), len(second)) >= 16:
         assert blocks == common(first, second) // 16
@@ -68,16 +73,16 @@ def test_a_chain_made_in_steps_is_the_same(blocks: int, rest: int) -> None:
 
 
 def test_only_full_blocks_are_listed_unless_there_is_none() -> None:
-    assert [len(chain_of_text(b"x" * size, 1, 10, 4.0).hashes) for size in (0, 9, 10, 19, 20, 25)] == [1, 1, 1, 1, 2, 2]
+    assert [len(chain_of(b"x" * size, 1, 10, 4.0).hashes) for size in (0, 9, 10, 19, 20, 25)] == [1, 1, 1, 1, 2, 2]
 
 
 def test_what_follows_the_full_blocks_is_told_apart_by_the_tail_alone() -> None:
-    first, second, even = (chain_of_text(data, 1, 4, 4.0) for data in (b"abcdefgh-x", b"abcdefgh-y", b"abcdefgh"))
+    first, second, even = (chain_of(data, 1, 4, 4.0) for data in (b"abcdefgh-x", b"abcdefgh-y", b"abcdefgh"))
 
     assert first.hashes == second.hashes == even.hashes
     assert len({first.tail_hash, second.tail_hash, None}) == 3
     assert even.tail_hash is None
-    assert chain_of_text(b"abc", 1, 4, 4.0).tail_hash is None
+    assert chain_of(b"abc", 1, 4, 4.0).tail_hash is None
 
 
 def test_the_learned_ratio_changes_estimates_but_never_hashes() -> None:
@@ -112,11 +117,11 @@ def test_whatever_separates_kv_caches_separates_chains() -> None:
     }
 
     assert len(seeds) == 6
-    assert len({chain_of_text(b"same", seed, 512, 4.0).hashes for seed in seeds}) == 6
+    assert len({chain_of(b"same", seed, 512, 4.0).hashes for seed in seeds}) == 6
 
 
 def test_text_and_token_ids_of_the_same_bytes_do_not_meet() -> None:
-    text = chain_of_text(array("I", [1, 2]).tobytes(), SEED, 8, 4.0)
+    text = chain_of(array("I", [1, 2]).tobytes(), SEED, 8, 4.0)
 
     assert text.hashes != engine_chain([1, 2], 2).hashes
 
