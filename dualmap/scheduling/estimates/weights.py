@@ -13,6 +13,7 @@ from __future__ import annotations
 from operator import mul
 from typing import Annotated, Final, NamedTuple, get_type_hints
 
+from dualmap.scheduling.estimates.ttft import ahead_s, compute_s, counted_stall_s
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
 
@@ -95,20 +96,20 @@ def features_at(
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
     rate, demand = instance.prefill_tokens_per_s, kv_demand(instance.context_tokens, instance.kv_capacity_tokens)
-    compute_s, dispatched_s = uncached_tokens / rate, instance.dispatched_tokens / rate
+    own_s, dispatched_s = compute_s(instance, uncached_tokens), instance.dispatched_tokens / rate
     return Form(
         constant=1.0,
-        ahead_s=(instance.pending_tokens - overtaken_tokens) / rate,
+        ahead_s=ahead_s(instance, overtaken_tokens),
         overtaken_s=overtaken_tokens / rate,
         kv_demand=demand,
-        compute_s=compute_s,
+        compute_s=own_s,
         uncached_tokens=uncached_tokens,
         attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
-        crowded_compute_s=compute_s * demand,
-        stall_s=stalled_s if stalled_s >= stall_from_s else 0.0,
+        crowded_compute_s=own_s * demand,
+        stall_s=counted_stall_s(stalled_s, stall_from_s),
         progress_s=min(stalled_s, dispatched_s, 2 * dispatched_s + stall_from_s - stalled_s),
         running_share=instance.running_requests / instance.max_running_requests,
-        decoding_compute_s=compute_s * instance.running_requests,
+        decoding_compute_s=own_s * instance.running_requests,
         prompt_tokens=prompt_tokens,
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
     )
@@ -117,8 +118,8 @@ def features_at(
 def rank_s(instance: InstanceLoad, overtaken_tokens: int, kv_weight_s: float) -> float:
     """The rank of an instance among the least loaded: its work on time, and its KV memory in use at the price that the
     default policy puts on it. The scripts run the same rule."""
-    ahead_s = (instance.pending_tokens - overtaken_tokens) / instance.prefill_tokens_per_s
-    return ahead_s + kv_weight_s * kv_demand(instance.context_tokens, instance.kv_capacity_tokens)
+    demand = kv_demand(instance.context_tokens, instance.kv_capacity_tokens)
+    return ahead_s(instance, overtaken_tokens) + kv_weight_s * demand
 
 
 def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
