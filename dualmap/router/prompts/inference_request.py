@@ -156,6 +156,7 @@ class InferenceRequest:
     """One parsed inference request, before it is placed."""
 
     request_id: str
+    """The client's, or one made for it. The fleet may know the request by another one: ``LiveRequest.request_id``."""
     model: str
     """Name of the model as the client sent it: a model name, an alias or a LoRA name; "" when it named none."""
     path: str

@@ -69,8 +69,8 @@ class LiveRequests:
         self.accepted += 1
 
     def rename(self, live: LiveRequest, request_id: str) -> None:
+        """Know the request by another id, which its machine is given next."""
         self.leave(live)
-        live.request_id = request_id
         self._by_id[request_id] = live
 
     def leave(self, live: LiveRequest) -> None:

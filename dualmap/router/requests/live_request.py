@@ -124,7 +124,6 @@ class LiveRequest:
     ) -> None:
         """``prompt`` is None for a request that is passed on."""
         self.machine = machine
-        self.request_id = machine.request_id
         self.inference_request = inference_request
         self.pool = pool
         self.prompt = prompt
@@ -132,6 +131,11 @@ class LiveRequest:
         self._now_s = context.clock.monotonic_s
 
     # what the doors read -----------------------------------------------------------------------------------------
+    @property
+    def request_id(self) -> str:
+        """The id in the fleet. It is the client's own, unless another live request has that."""
+        return self.machine.request_id
+
     @property
     def expected_cached_tokens(self) -> int:
         """Prompt tokens that its instance is expected to find in its KV cache."""
