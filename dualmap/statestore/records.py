@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import orjson
 
@@ -38,6 +38,18 @@ from dualmap.statestore.errors import UnreadableStateError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+class Loaded(NamedTuple):
+    """What a request is to load from the tiers of an instance, as a script found it."""
+
+    blocks: int
+    load_s: float
+    most_tokens: int | None = None
+    """Tokens that its engine may load; None: all that the tiers have."""
+
+
+NOTHING_LOADED: Final = Loaded(0, 0.0)
 
 
 @value
@@ -81,6 +93,7 @@ class InstanceRecord(LiveCounts):
         default=0,
         added=True,
     )
+    tiers: int = documented("number of its tiers in `instances:tiers`", default=0, added=True)
     version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod
@@ -104,10 +117,13 @@ class InstanceRecord(LiveCounts):
         begun = {"work_since_ms": works, "running_since_ms": runs}
         return [name for name, begins in begun.items() if begins]
 
-    def load(self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0) -> InstanceLoad:
+    def load(
+        self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0, found: Loaded = NOTHING_LOADED
+    ) -> InstanceLoad:
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
-        derived = (hit_blocks, window_tokens, stalled_s(self, now_ms), None, seen_ms, silent_s, self.hit_step_tokens)
+        stalls = stalled_s(self, now_ms)
+        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, *found[:2])
         return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))  # type: ignore[call-arg,arg-type]
 
     @property
@@ -135,6 +151,7 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
 
 
 EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
+EMPTY_LOADED: Final[Mapping[str, Loaded]] = MappingProxyType({})
 _TEXTS = {"state", "role", *(each.name for each in fields(StoredRequest) if str(each.type) not in ("int", "bool"))}
 
 
@@ -248,27 +265,30 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredReques
         return None
 
 
-def load_from(instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
-    return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks)
+def load_from(
+    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: Loaded = NOTHING_LOADED
+) -> InstanceLoad:
+    return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks, found=found)
 
 
 class ReportedLoads(Mapping[str, InstanceLoad]):
     """Loads by instance id from what a script replied, each made when it is first read, which few are. Raises
     UnreadableStateError then where the record is none."""
 
-    __slots__ = ("_flat", "_made", "_now_ms", "hits")
+    __slots__ = ("_flat", "_made", "_now_ms", "hits", "loaded")
 
-    def __init__(self, flat: Sequence[Any], now_ms: int) -> None:
-        """``flat`` is an id, a record, a hit, an id, …"""
+    def __init__(self, flat: Sequence[Any], now_ms: int, loaded: Mapping[str, Loaded] = EMPTY_LOADED) -> None:
+        """``flat`` is an id, a record, a hit, an id, …; ``loaded`` has what is loaded, where something is."""
         self._flat = flat
+        self.loaded = loaded
         self.hits: dict[str, int] = dict(zip(map(bytes.decode, flat[::3]), flat[2::3], strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 
     @property
-    def raw(self) -> tuple[Sequence[Any], int]:
-        """The script's reply and the time, from which the loads are made."""
-        return self._flat, self._now_ms
+    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, Loaded]]:
+        """The arguments that the loads are made from."""
+        return self._flat, self._now_ms, dict(self.loaded)
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)
@@ -276,7 +296,8 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
             hit_blocks = self.hits[instance_id]
             record = self._flat[self._flat.index(instance_id.encode()) + 1]
             try:
-                load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks)
+                found = Loaded(*self.loaded.get(instance_id, NOTHING_LOADED))
+                load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks, found)
             except (ValueError, TypeError) as error:
                 raise UnreadableStateError(f"the record of {instance_id} cannot be read: {error}") from error
         return load

@@ -12,6 +12,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.request.release import Release
@@ -92,6 +93,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.settings.change({"max_hold_s": 9.0}, by="one")
     for response in ("first", "second", "third"):
         await pool.responses.keep(response, 7)
+    await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
+    await pool.tiers.apply(Tier.HOST, "b", [9], ())
     await pool.kv_events.renew_subscriber("worker-1", 60_000)
     claim = await pool.kv_events.claim("a", "worker-1")
     assert claim is not None
@@ -125,10 +128,10 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
-    of_one = "queue|queue_log|running|kv|kv_events|kv_names|least_loaded|request|usage"
+    of_one = "queue|queue_log|running|kv|kv_tier|kv_events|kv_names|least_loaded|request|usage"
     made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described

@@ -113,7 +113,7 @@ def cases(rng: random.Random) -> Iterator[Case]:
         work_since_ms=NOW_MS - rng.randrange(9000),
     )
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
-    yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)))
+    yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), rng.random())
     yield one(rank_s, load, slack, 4.0)
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))

@@ -42,6 +42,7 @@ from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATH,
     COMPLETIONS_PATHS,
     CONTINUING_PATHS,
+    POOLED_PATHS,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
@@ -333,6 +334,7 @@ def inference_request_of(
         read.sent_salt = salt if isinstance(salt, str) else None
         read.asks = passed_on_tokens(path, body, len(request.body))
         return read
+    read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS
     if path in COMPLETIONS_PATHS:
         if stream:
             read.leaves_usage_open = "stream_options" not in body

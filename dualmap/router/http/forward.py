@@ -130,7 +130,11 @@ def body_for(inference_request: InferenceRequest, body: bytes, machine: RequestM
         return edited(body, sorted(edits))
     if inference_request.unread:
         return edited(body, edits)
-    fields = [*added_fields(inference_request), *more]
+    fields = [*added_fields(inference_request)]
+    most = machine.max_load_tokens
+    if most is not None and inference_request.leaves_load_open:
+        fields.append(b'"kv_transfer_params":{"max_load_tokens":%d}' % most)
+    fields += more
     if inference_request.leaves_id_open:
         fields.append(id_field(response_id(machine.request_id, machine.instance_id, inference_request.tenant)))
     if fields:

@@ -178,6 +178,8 @@ class InferenceRequest:
     """The request does not say whether the answer is to have the ids of its tokens."""
     leaves_id_open: bool = False
     """The response is to be found again by an id that the fleet may give it."""
+    leaves_load_open: bool = False
+    """The request does not say itself what its instance is to load into its KV cache, or may not."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""
     not_continued: str = "it does not stream"

@@ -47,4 +47,5 @@ class Learned:
             compute_s=compute,
             attention_pairs=attention / PAIRS_UNIT,
             kv_demand=kv_demand,
+            load_s=1.0,
         )

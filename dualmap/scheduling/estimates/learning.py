@@ -13,7 +13,7 @@ from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
 from dualmap.scheduling.estimates.ridge import Ridge
 from dualmap.scheduling.estimates.transfer_model import taught_transfer, transfer_cost, transfer_prior
-from dualmap.scheduling.estimates.ttft_model import taught, ttft_prior
+from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS, taught, ttft_prior
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
 from dualmap.scheduling.values import value
@@ -30,6 +30,7 @@ IMAGE_MEMORY = 1000
 """Sums of images and their tokens are halved above so many images."""
 MIN_IMAGES = 10
 """Images seen before the prior of their tokens is replaced."""
+LEARNED_FEATURES = len(PRIOR_WEIGHTS)
 TPOT_KEEP = 0.98
 """Share of the former mean that remains at each new answer: about fifty answers are remembered."""
 
@@ -60,8 +61,14 @@ class FirstTokenSample:
         return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms, int(self.former_ms < self.dispatched_ms))
 
     @property
-    def ttft_s(self) -> float:
-        return max(0, self.prefilled_ms - self.enqueued_ms) / 1000
+    def load_s(self) -> float:
+        """Time of its loads from tiers, as expected: the instance may have computed nothing meanwhile."""
+        return 0.0 if self.features is None or len(self.features) <= LEARNED_FEATURES else self.features[-1]
+
+    @property
+    def unloaded_ttft_s(self) -> float:
+        """Its TTFT without the time of its loads, whose price is known from the engine's own counters."""
+        return max(0.0, (self.prefilled_ms - self.enqueued_ms) / 1000 - self.load_s)
 
 
 @value
@@ -122,9 +129,11 @@ class Sample:
 
 
 def features_to_note(features: Form) -> tuple[float, ...]:
-    """The features that a TTFT is learned from, in units that make all of them about one."""
+    """The features that a TTFT is learned from, in units that make all of them about one; then the time of loads from
+    tiers, where there are some."""
     ahead_s = features.ahead_s - features.progress_s
-    return (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
+    learned = (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
+    return (*learned, features.load_s) if features.load_s else learned
 
 
 @dataclass(slots=True)
@@ -164,7 +173,9 @@ class FleetLearner:
         return self._learn_rates(firsts, loads, instances, now_ms)
 
     def _learn_ttft(self, firsts: Sequence[FirstTokenSample]) -> None:
-        seen = [(first.features, first.ttft_s) for first in firsts if first.features is not None]
+        seen = [
+            (first.features[:LEARNED_FEATURES], first.unloaded_ttft_s) for first in firsts if first.features is not None
+        ]
         if seen:
             self._ttft = taught(self._ttft, seen)
             self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
@@ -178,7 +189,7 @@ class FleetLearner:
     ) -> dict[str, float]:
         times: dict[str, list[BusyTime]] = {}
         for first in firsts:
-            if first.unseen:
+            if first.unseen or first.load_s:
                 continue
             times.setdefault(first.instance_id, []).append(first.busy_time)
         changed: dict[str, float] = {}

@@ -51,6 +51,8 @@ class Form(NamedTuple):
     """Cost of a token of the prompt, cached or not."""
     hot_compute_s: Annotated[float, "own prefill, weighed"] = 0.0
     """Cost of a second of the request's own prefill that belongs to its hot prefix."""
+    load_s: Annotated[float, "loads from tiers"] = 0.0
+    """Cost of a second that the request's loads from tiers take, with those booked before them."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -80,7 +82,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_token
     uncached_tokens = chain.uncached_tokens(load.hit_blocks)
     overtaken_tokens, stalled_s = load.overtaken_tokens, load.stalled_s
     return features_at(
-        load, overtaken_tokens, stalled_s, stall_from_s, uncached_tokens, chain.prompt_tokens, hot_tokens
+        load, overtaken_tokens, stalled_s, stall_from_s, uncached_tokens, chain.prompt_tokens, hot_tokens, load.load_s
     )
 
 
@@ -92,6 +94,7 @@ def features_at(
     uncached_tokens: int,
     prompt_tokens: int,
     hot_tokens: int,
+    load_s: float,
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
@@ -112,6 +115,7 @@ def features_at(
         decoding_compute_s=own_s * instance.running_requests,
         prompt_tokens=prompt_tokens,
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
+        load_s=load_s,
     )
 
 
@@ -127,5 +131,6 @@ def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2)
 
 
-PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0)
-"""TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included."""
+PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0)
+"""TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included, and loads
+from tiers (``scheduling.estimates.kv_tiers``)."""

@@ -158,6 +158,9 @@ class PlaceReply:
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
     standing: Standing | None = None
     """The standing of its tenant among others; None: it has none, or was not judged."""
+    max_load_tokens: int | None = None
+    """Tokens that its engine may load from tiers: loading more takes longer than computing; None: all that they have.
+    """
 
 
 @value

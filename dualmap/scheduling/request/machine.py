@@ -935,6 +935,15 @@ class RequestMachine:
         return _DECODE if self.phase is _DECODING else self.leg
 
     @property
+    def max_load_tokens(self) -> int | None:
+        """Tokens that its instance may load from tiers for it; None: all that they have. One that was moved since it
+        was placed has no limit: what the other one has is not known."""
+        placed = self.placed
+        if placed is None or placed.instance_id != self.instance_id:
+            return None
+        return placed.reply.max_load_tokens
+
+    @property
     def shows_first_token(self) -> bool:
         """Whether the first byte of its answer comes with the first token, and not only with the last one."""
         return (self.spec.streams or self.leg is _PREFILL) and not self.spec.hides_first_token

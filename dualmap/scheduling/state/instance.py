@@ -114,6 +114,9 @@ class LiveCounts:
         default=0,
         added=True,
     )
+    loading_ms: int = documented(
+        "time of the loads from tiers that are booked for requests before their first token", default=0, added=True
+    )
 
 
 @value
@@ -165,6 +168,10 @@ class InstanceLoad(LiveCounts):
     hit_step_tokens: int = 0
     """Of a model with several cache groups, as its KV events show: a hit ends at some multiples of so many tokens; 0:
     any block may end one (``scheduling.prompts.cache_groups``)."""
+    loaded_blocks: int = 0
+    """The part of ``hit_blocks`` that is to be loaded from tiers."""
+    load_s: float = 0.0
+    """Time of these loads, with those booked before them."""
 
     @property
     def in_flight(self) -> int:

@@ -86,6 +86,8 @@ class StoredRequest:
     )
     band: int = documented("what is passed over before it in its queue: all of a higher band", default=0, added=True)
 
+    load_ms: int = documented("time of its loads from tiers, as placed: they are booked", default=0, added=True)
+
     @property
     def context_tokens(self) -> int:
         """KV memory it takes once dispatched, in tokens."""
@@ -106,6 +108,7 @@ class StoredRequest:
             alternative_id=self.instance_id,
             alternative_uncached_tokens=self.uncached_tokens,
             deferred=False,
+            load_ms=0,
         )
 
     @property
@@ -129,6 +132,7 @@ def counts_of(request: StoredRequest) -> Counts:
             pending_tokens=tokens,
             deferred_tokens=deferred * tokens,
             queued_requests=1,
+            loading_ms=request.load_ms,
             yielding_tokens=(1 - deferred) * tokens if request.band > 0 else 0,
         )
     if request.state is RequestState.DISPATCHED:
@@ -137,6 +141,7 @@ def counts_of(request: StoredRequest) -> Counts:
             dispatched_tokens=tokens,
             context_tokens=context_tokens_of(request),
             running_requests=1,
+            loading_ms=request.load_ms,
         )
     return Counts(context_tokens=context_tokens_of(request), running_requests=1)
 
@@ -144,7 +149,11 @@ def counts_of(request: StoredRequest) -> Counts:
 def growth_at_prefill(request: StoredRequest) -> Counts:
     """The growth of its instance's counts as a dispatched request becomes prefilled: the difference of ``counts_of``,
     which follows from where the request was placed alone. The scripts run the same rule."""
-    return Counts(pending_tokens=-request.uncached_tokens, dispatched_tokens=-request.uncached_tokens)
+    return Counts(
+        pending_tokens=-request.uncached_tokens,
+        dispatched_tokens=-request.uncached_tokens,
+        loading_ms=-request.load_ms,
+    )
 
 
 REPORTED_FIELDS = tuple(each.name for each in fields(StoredRequest) if each.metadata["reported"])

@@ -363,7 +363,7 @@ def _fleet(pool: PoolSettings, engines: Sequence[EngineConfig], instances: int |
     """
     specs = [
         one.spec() if "kv_capacity_tokens" in one.model_fields_set
-        else replace(one.spec(), kv_capacity_tokens=engine.cached_tokens)
+        else replace(one.spec(), kv_capacity_tokens=engine.kv_capacity_tokens)
         for one, engine in zip(pool.instances, cycle(engines), strict=False)
     ]  # fmt: skip
     count = instances or len(specs) or DEFAULT_INSTANCES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, Tier
 from dualmap.scheduling.prompts.cache_groups import CacheGroup
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.engine.kv_tiers import KvTier, LoadCounts
@@ -56,15 +56,16 @@ class EngineConfig:
         return self.kv_capacity_tokens // self.block_tokens
 
     @property
-    def cached_tokens(self) -> int:
-        """Tokens of KV that it keeps: what is on the device is in each of its own tiers, too."""
-        own = (each.tokens for each in self.tiers if each.tier is not Tier.POOL)
-        return max(self.kv_capacity_tokens, *own, 0)
-
-    @property
     def kept_tiers(self) -> tuple[KvTier, ...]:
         """The tiers that are there."""
         return tuple(each for each in self.tiers if each.tokens)
+
+    def instance_tiers(self) -> InstanceTiers:
+        """The description of its tiers, by the engine's own figures."""
+        a_token = self.transfer.bytes_per_token
+        return InstanceTiers(
+            tuple(InstanceTier(each.tier, each.tokens, each.price(a_token)) for each in self.kept_tiers)
+        )
 
     def with_tier(self, tier: Tier, **figures: Any) -> EngineConfig:
         """The configuration with these figures of a tier in place of its own. Raises ValueError."""
@@ -88,7 +89,7 @@ class EngineConfig:
             instance_id,
             f"http://{instance_id}",
             prefill_tokens_per_s=self.prefill_tokens_per_s(),
-            kv_capacity_tokens=self.cached_tokens,
+            kv_capacity_tokens=self.kv_capacity_tokens,
             max_running_requests=self.max_num_seqs,
         )
 

@@ -219,7 +219,7 @@ class Simulation:
             if instance_id not in self._cluster.engines:
                 self._renew(spec)
         for replica in self.replicas:
-            replica.resize(wanted)
+            replica.resize(wanted, {name: self._engines[name].instance_tiers() for name in wanted})
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
         spares = list(map(self._described, range(self._scenario.instances, autoscale.most)))
@@ -238,9 +238,7 @@ class Simulation:
 
     def _renew(self, spec: InstanceSpec) -> None:
         engine = self._engines[spec.instance_id]
-        if spec.kv_capacity_tokens != engine.cached_tokens:  # a description of its own, which is the device's
-            engine = replace(engine, kv_capacity_tokens=spec.kv_capacity_tokens)
-        self._cluster.add(spec.instance_id, engine)
+        self._cluster.add(spec.instance_id, replace(engine, kv_capacity_tokens=spec.kv_capacity_tokens))
 
     def _kill(self, instance_id: str) -> None:
         """The engine dies, with what it computed: every request that it holds fails, and those that come are refused
@@ -416,7 +414,13 @@ class Simulation:
         output_tokens = 1 if prefills else max(1, traced.output_tokens - machine.sent_tokens)
         prompt_tokens = traced.input_tokens + machine.sent_tokens  # of an answer that goes on
         request = EngineRequest(
-            leg_id, prompt_tokens, output_tokens, full_blocks, stages_kv=prefills, awaits_kv=source is not None
+            leg_id,
+            prompt_tokens,
+            output_tokens,
+            full_blocks,
+            stages_kv=prefills,
+            awaits_kv=source is not None,
+            max_load_tokens=None if leg is Leg.DECODE else machine.max_load_tokens,
         )
         replica = self._replica_of(machine.request_id)
         replica.waiting[instance_id] += 1

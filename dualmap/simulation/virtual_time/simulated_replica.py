@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import ClassVar
 
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.placing.decision import Policy
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.request.breaker import BreakerRule
@@ -15,6 +16,7 @@ from dualmap.scheduling.request.quarantine import Quarantine
 from dualmap.scheduling.request.retry_budget import RETRIES_PER_S, RETRY_SHARE, RetryBudget
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.steps import at_once
 from dualmap.simulation.virtual_time.event_queue import EventQueue
 from dualmap.simulation.virtual_time.leader import Leader
 from dualmap.simulation.virtual_time.reported_caches import ReportedCaches
@@ -75,13 +77,14 @@ class SimulatedReplica:
             self.fleet, self.rules, events, now_s=now_s, send=send, left=left, ended=ended, stop=stop
         )
 
-    def resize(self, wanted: Mapping[str, InstanceSpec]) -> None:
-        """Make these instances ready, new ones among them, and drain the others."""
+    def resize(self, wanted: Mapping[str, InstanceSpec], tiers: Mapping[str, InstanceTiers]) -> None:
+        """Make these instances ready, new ones among them, with their tiers, and drain the others."""
         pool = self.pool
         for instance_id, spec in wanted.items():
             if instance_id not in pool.members.instances:
                 self.waiting[instance_id] = 0
                 pool.put_instance(spec)
+                at_once(pool.store.tiers.describe(instance_id, tiers[instance_id]))
             pool.set_instance_state(instance_id, InstanceState.READY)
         for instance_id in sorted(pool.members.instances.keys() - wanted.keys()):
             pool.set_instance_state(instance_id, InstanceState.DRAINING)

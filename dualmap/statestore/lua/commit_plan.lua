@@ -12,6 +12,7 @@ local queue_log = require('shared.queue_log')
 local requests = require('shared.requests')
 local rules = require('rules')
 local shares = require('shared.shares')
+local tiers = require('shared.tiers')
 local write_books = require('shared.book_end')
 local ipairs, tonumber, tostring, unpack = ipairs, tonumber, tostring, unpack
 local call, format, match = redis.call, string.format, string.match
@@ -29,8 +30,12 @@ local function dispatch(request)
     local most = kv.most_blocks(prompt_tokens, block_tokens)
     local hit, stamp, listed = kv.hit_blocks(instance.id, chain, nil, most)
     local resident = kv.resident_blocks(instance.id, chain, hit, stamp)
-    request.uncached_tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident)
+    local loads = request.load_ms > 0 and tiers.found_blocks(instance, chain, resident) or 0
+    request.uncached_tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident + loads)
     kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
+    if instance.tiers > 0 then
+      tiers.stamp_chain(instance, chain, block_tokens, now_ms)
+    end
     call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms

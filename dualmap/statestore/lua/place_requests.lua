@@ -9,7 +9,8 @@
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
---       and of each instance that was weighed: its id, its record, its hit}
+--       what is loaded from tiers, as JSON {id: [blocks, seconds, most tokens or -1], …}, or nil, and of each instance
+--       that was weighed: its id, its record, its hit}
 local books = require('shared.books')
 local budgets = require('shared.budgets')
 local decoded = require('shared.decoded')
@@ -22,11 +23,13 @@ local records = require('records')
 local requests = require('shared.requests')
 local rules = require('rules')
 local shares = require('shared.shares')
+local tiers = require('shared.tiers')
 local usage = require('shared.usage')
 local weighing = require('shared.weighing')
 local write_books = require('shared.book_end')
 local error, ipairs, pcall, type, unpack = error, ipairs, pcall, type, unpack
 local call, format, sub, max, decode = redis.call, string.format, string.sub, math.max, cjson.decode
+local ceil = math.ceil
 local finds_memory, placed_text = rules.finds_memory, records.placed_text
 local pack, unpack_from = struct.pack, struct.unpack
 
@@ -36,7 +39,7 @@ local FIRST_REQUEST = 3
 local now_ms, met, replies, versions, options
 
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing
+local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded
 
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
 local drawn_before, drawn_ms
@@ -45,7 +48,8 @@ local function reply(status, request, queue)
   local told, offer = request or {}, best or { ttft_s = 0, running = 0, context = 0 }
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
-    format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false, unpack(seen) }
+    format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false,
+    loaded and tiers.text_of(loaded) or false, unpack(seen) }
 end
 
 local function consider(id)
@@ -56,7 +60,11 @@ local function consider(id)
   end
   local offer = weighing.weigh(instance, chain, placement, option, best and best.hit, now_ms)
   local place = #seen
-  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.hit
+  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.found
+  if offer.load and (offer.load.blocks > 0 or offer.load.most_tokens >= 0) then
+    loaded = loaded or {}
+    loaded[id] = offer.load
+  end
   if not instances.takes_requests(instance, option.leg) then
     return
   elseif not best or offer.cost < best.cost then
@@ -80,7 +88,7 @@ local function look_beyond()
     return
   end
   local holder, sample = prefix_index.find_holder(samples)
-  local deepest = max(best.hit, placement.samples_at[sample] or 0)
+  local deepest = max(best.found, placement.samples_at[sample] or 0)
   local least_cost = option.beyond + weighing.idle_cost(best.instance, deepest, placement, option)
   for _, role in ipairs(option.roles) do
     if holder and least_cost < best.cost
@@ -177,6 +185,9 @@ local function enter_chosen(request, resident, told, head)
     + request.deferred * terms.deferred_ms, now_ms)
   kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp, best.listed,
     request.told.prompt_tokens)
+  if instance.tiers > 0 and request.state ~= 'held' then
+    tiers.stamp_chain(instance, chain, placement.block_tokens, now_ms)
+  end
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
     prefix_index.stamp_samples(samples, instance.id)
@@ -236,7 +247,8 @@ local function place_one(told, head)
   end
   local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', placement.enqueued_ms or now_ms
   local resident = kv.resident_blocks(instance.id, chain, best.hit, best.stamp)
-  local tokens = kv.prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident)
+  local loads = best.load and resident == best.hit and best.load.blocks or 0
+  local tokens = kv.prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident + loads)
   local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms, band)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
   -- that reserved them go before it.
@@ -246,6 +258,7 @@ local function place_one(told, head)
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0,
     deferred = placement.fills and not goes_now and 1 or 0, band = band,
+    load_ms = best.load and ceil(best.load.own_s * 1000) or 0,
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then
@@ -288,7 +301,7 @@ end
 local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
-    placement, chain, samples, seen, best, second = each, ARGV[first + 1], {}, {}, nil, nil
+    placement, chain, samples, seen, best, second, loaded = each, ARGV[first + 1], {}, {}, nil, nil, nil
     drawn, standing, drawn_before = nil, nil, nil
     placement.told = decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do

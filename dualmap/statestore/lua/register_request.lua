@@ -39,6 +39,7 @@ local function register_request(now_ms)
     id = id, instance_id = '', leg = 'whole', state = 'dispatched', uncached_tokens = 0, enqueued_ms = now_ms,
     dispatched_ms = now_ms, prefilled_ms = 0, alternative_id = '', alternative_uncached_tokens = 0, deferred = 0,
     band = 0,
+    load_ms = 0,
   }
   call('HSET', keys.request .. id, 'placed', records.placed_text(request), 'told', ARGV[5])
   call('ZADD', keys.passed_on, now_ms, id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.kv_claims import BOOKED, READ_SO_FAR
 from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.tiers import tier_keys
 from dualmap.statestore.records import described
 
 EMPTY_CACHE = frozenset({InstanceState.DOWN, InstanceState.STARTING})
@@ -121,7 +122,7 @@ class Members(Changes):
             if spec != known:
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
-                commands += self._forgotten(instance_id, claim is not None, BOOKED if runs_on else READ_SO_FAR)
+                commands += self._forgotten(instance_id, claimed=claim is not None, runs_on=runs_on)
             stamped = ("work_since_ms", "running_since_ms") if known and known.state is not spec.state else ()
             # The claim is a condition too: forgetting the cache must also end a claim that comes meanwhile.
             read = [(instances, instance_id, text), (events, "fence", claim)]
@@ -143,13 +144,15 @@ class Members(Changes):
             commands.append(("ZREM", keys.least_loaded(known.role), name))
         return commands
 
-    def _forgotten(self, instance_id: str, claimed: bool, fields: Sequence[str]) -> list[Command]:
-        """The commands that empty the known cache of an instance and end the claim to its KV events, of which the next
-        one does not begin with these fields."""
+    def _forgotten(self, instance_id: str, *, claimed: bool, runs_on: bool) -> list[Command]:
+        """The commands that empty the known cache of an instance and end the claim to its KV events. An engine that
+        emptied its own cache keeps its tiers, and its events are read on."""
         keys, events = self._keys, self._keys.kv_events(instance_id)
         why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance emptied its cache")
+        fields = BOOKED if runs_on else READ_SO_FAR
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *fields), ("HSET", events, *why)]
-        return [("UNLINK", keys.kv(instance_id), keys.kv_names(instance_id)), *(ended if claimed else ())]
+        emptied = keys.kv(instance_id), keys.kv_names(instance_id), *(() if runs_on else tier_keys(keys, instance_id))
+        return [("UNLINK", *emptied), *(ended if claimed else ())]
 
     @reads
     async def remove_instance(self, instance_id: str, *, fence: int | None = None) -> bool:
@@ -162,11 +165,12 @@ class Members(Changes):
             record, busy = await self._calls.together(reads)
             if record is None or busy:
                 return False, Change()
-            hashes = keys.instances, keys.instance_records, keys.instance_notes
+            hashes = keys.instances, keys.instance_records, keys.instance_notes, keys.instance_tiers
             commands: list[Command] = [("HDEL", key, instance_id) for key in hashes]
             commands += [
                 ("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names, keys.queue_log)
             ]
+            commands.append(("UNLINK", *tier_keys(keys, instance_id)))
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
             # Every placement writes the record, so one that comes in between makes this change fail, and is seen next.

@@ -24,7 +24,7 @@ from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
-from dualmap.statestore.records import HASH_BYTES, ReportedLoads, pack_chain, reported_of
+from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, Loaded, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
 """Most placements in one script call: a script stops everything else, and its memory is not reused before it ends."""
@@ -170,15 +170,16 @@ def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses:
 
 def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
-    queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, *seen = more
-    loads, found = ReportedLoads(seen, now_ms), _STATUSES[status]
+    queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, tiers, *seen = more
+    loaded = EMPTY_LOADED if tiers is None else _loaded_from(tiers)
+    loads, found, where = ReportedLoads(seen, now_ms, loaded), _STATUSES[status], instance_id.decode() or None
     return PlaceReply(
         found,
         count_from(epoch),
         count_from(tree_version),
         now_ms,
         loads,
-        instance_id.decode() or None,
+        where,
         other_id.decode() or None,
         uncached_tokens,
         enqueued_ms,
@@ -190,7 +191,16 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
         context_tokens,
         None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn, found),
         standing and _standing_from(standing),
+        None if where is None or where not in loaded else loaded[where].most_tokens,
     )
+
+
+def _loaded_from(tiers: bytes) -> dict[str, Loaded]:
+    found = orjson.loads(tiers)
+    return {
+        name: Loaded(int(blocks), float(load_s), None if most < 0 else int(most))
+        for name, (blocks, load_s, most) in found.items()
+    }
 
 
 def _standing_from(found: bytes) -> Standing:

@@ -47,6 +47,7 @@ from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
 from dualmap.statestore.pool.stored_responses import StoredResponses
+from dualmap.statestore.pool.tiers import InstanceTierBooks
 from dualmap.statestore.pool.upkeep import Upkeep
 from dualmap.statestore.pool.usage import UsageBooks
 from dualmap.statestore.pool.views import Views
@@ -79,6 +80,7 @@ class PoolStore(Changes):
         self.usage: Final = UsageBooks(keys, calls)
         self.allotments: Final = Allotments(keys, calls)
         self.kv_events: Final = KvClaims(keys, calls)
+        self.tiers: Final = InstanceTierBooks(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
         self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release)

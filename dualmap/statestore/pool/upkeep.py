@@ -33,6 +33,7 @@ from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
+from dualmap.statestore.pool.tiers import tiers_from
 from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import (
@@ -62,6 +63,7 @@ _NUMBERS: Final = (SCHEMA_FIELD.encode(), OLDEST_FIELD.encode())
 _BOOKINGS: Final = (b"booked_since_ms", b"booked_stamp")
 _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
+    "instance_tiers": b"hash",
     **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "migrations"), b"hash"),
     **dict.fromkeys(("scaling", "scaling_decode"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
@@ -136,6 +138,7 @@ class Upkeep(Changes):
         entries: Mapping[str, Callable[[str, bytes], object]] = {
             "names": codec.name_from,
             "instance_notes": codec.note_from,
+            "instance_tiers": lambda _, text: tiers_from(text),
             "hotness_tree": codec.hot_prefix_from,
             "migrations": lambda _, text: count_from(text),
             "subscribers": codec.replica_from,

@@ -48,6 +48,7 @@ class Machine:
     spec: RequestSpec
     urls: list[str]
     rank: int | None = None
+    max_load_tokens: int | None = None
     tries: int = 1
     expected_ttft_s: float | None = 0.25
 

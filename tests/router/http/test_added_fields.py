@@ -10,13 +10,16 @@ import pytest
 from pydantic import SecretStr
 
 from dualmap.router.http.added_fields import added_fields, field_edit, priority_field
+from dualmap.router.http.forward import body_for
 from dualmap.router.http.long_bodies import read_at_once
 from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
+from dualmap.scheduling.request.machine import RequestSpec
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from tests.router import tools
+from tests.router.http.kit import Machine
 
 
 def read(body: dict[str, Any], *fields: tuple[bytes, bytes]) -> InferenceRequest:
@@ -51,6 +54,34 @@ def test_several_added_fields_are_separated(body: bytes) -> None:
     request.cache_salt, request.engine_priority = "acme's", -7
     made = orjson.loads(b"".join(edited(body, [field_edit(body, *added_fields(request))])))
     assert made == {"cache_salt": "acme's", "priority": -7}
+
+
+LOADS = {"max_load_tokens": 9, "remote_host": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("path", "most", "trusts", "own", "sent"),
+    [
+        ("/v1/completions", 0, False, None, {"max_load_tokens": 0}),
+        ("/v1/completions", 4096, False, LOADS, {"max_load_tokens": 4096}),
+        ("/v1/completions", 0, True, LOADS, LOADS),
+        ("/v1/completions", 0, True, None, {"max_load_tokens": 0}),
+        ("/v1/completions", None, False, LOADS, None),
+        ("/v1/embeddings", 0, False, None, None),
+    ],
+)
+def test_a_request_says_what_its_instance_may_load_unless_a_trusted_client_does(
+    path: str, most: int | None, trusts: bool, own: dict[str, Any] | None, sent: dict[str, Any] | None
+) -> None:
+    body = orjson.dumps({"model": "m", "prompt": "hi", "input": "hi", "kv_transfer_params": own})
+    request = ClientRequest("POST", path, b"", [], http_10=False, keep_alive=True, body=body)
+    found = read_at_once(request, "id", trusts)
+    assert found is not None
+    machine = Machine("id", RequestSpec(0, None, 5.0, "m"), ["http://a:1"], max_load_tokens=most)
+
+    made = orjson.loads(b"".join(body_for(found, body, machine)))
+
+    assert made["kv_transfer_params"] == sent
 
 
 @pytest.fixture

@@ -131,6 +131,19 @@ def test_the_ttft_is_learned_from_first_tokens_with_features_alone() -> None:
     assert expected_s == pytest.approx(1.6, rel=0.05)
 
 
+def test_the_time_of_a_load_is_no_time_of_computing() -> None:
+    plain = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1))
+    loading = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1, load_s=2.0))
+    learners = [FleetLearner(Learned()), FleetLearner(Learned())]
+    for learner, ended_ms, features in zip(learners, (1600, 3600), (plain, loading), strict=True):
+        learner.learn([first_token("a", 100, ended_ms, features=features)] * 30, loads(a=8000.0), instances("a"), 10**6)
+    slow = [first_token("a", 4000, 3600, features=loading)] * 60
+
+    assert learners[0].learned.ttft_weights == pytest.approx(learners[1].learned.ttft_weights)
+    assert learners[1].learn(slow, loads(a=8000.0), instances("a"), 10**6) == {}
+    assert learners[1].learned.ttft.load_s == 1.0
+
+
 def test_what_is_published_expects_what_the_model_does() -> None:
     weights, features = (0.1, 1.2, 0.8, 0.5, 0.3), Form(1.0, 3.0, 9.0, 0.5, 2.0, 900, 4e7, 1.0, 0.0, 1.0)
 

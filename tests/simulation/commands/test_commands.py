@@ -113,7 +113,7 @@ def test_several_presets_make_a_fleet_of_these_kinds_in_turn() -> None:
     mixed = options("--preset", kinds, "--instances", "3", pools=(PoolSettings(),))
     made = mixed.scenario("preble")
 
-    assert [spec.kv_capacity_tokens for spec in made.fleet] == [777_000, 1_577_000, 777_000]
+    assert [spec.kv_capacity_tokens for spec in made.fleet] == [777_000, 777_000, 777_000]
     assert [[each.tokens for each in made.engine_of(number).kept_tiers] for number in range(3)] == [[], [1_577_000], []]
     with pytest.raises(OptionError, match="instances of one kind alone"):
         _ = mixed.engine

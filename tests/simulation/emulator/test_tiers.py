@@ -110,7 +110,7 @@ async def test_events_name_the_medium_of_what_a_tier_keeps_and_forgets(
         ("BlockStored", "STORAGE", "LOCAL"),
     }  # fmt: skip
     stored = [event for event in events if event["type"] == "BlockStored"]
-    assert all(len(event["token_ids"]) == BLOCK_TOKENS * len(event["block_hashes"]) for event in stored)  # type: ignore[arg-type]
+    assert all(len(event["token_ids"]) == BLOCK_TOKENS * len(event["block_hashes"]) for event in stored)
 
 
 async def test_a_server_without_tiers_reports_none(http: httpx.AsyncClient) -> None:

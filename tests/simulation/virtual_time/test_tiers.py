@@ -25,3 +25,10 @@ def test_host_memory_finds_what_the_devices_have_evicted() -> None:
     assert without.hit_rate < 0.4
     assert with_host.hit_rate > 0.9
     assert with_host.ttft_s.p50 < without.ttft_s.p50 / 4
+
+
+def test_where_a_tier_is_too_slow_nothing_is_loaded() -> None:
+    never, slow = run(DEVICE), run(f"{DEVICE}+disk_kv_tokens=200000+disk_gb_per_s=0.2")
+
+    assert slow.hit_rate < never.hit_rate + 0.05
+    assert slow.ttft_s.p90 < 1.1 * never.ttft_s.p90

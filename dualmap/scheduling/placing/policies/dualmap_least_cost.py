@@ -67,6 +67,7 @@ class DualMapLeastCost(BeyondPair):
             compute_s=options.recompute_weight,
             hot_compute_s=1.0 - options.recompute_weight,
             crowded_compute_s=options.recompute_weight * options.crowding_weight,
+            load_s=1.0,
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:

@@ -169,6 +169,7 @@ local function stamp_chain(instance, chain, block_tokens, resident, hit, stamp, 
 end
 
 return {
+  last_that = last_that,
   most_blocks = most_blocks,
   hit_blocks = hit_blocks,
   resident_blocks = resident_blocks,

@@ -1,0 +1,94 @@
+-- What tiers behind an instance's device are believed to hold: block hashes by the time of their last use, each tier a
+-- key of its own. A tier is followed by its size; its engine's events add and remove blocks (statestore/pool/tiers.py).
+local decoded = require('shared.decoded')
+local kv = require('shared.kv')
+local ipairs, pairs, unpack = ipairs, pairs, unpack
+local call, concat, format, sub = redis.call, table.concat, string.format, string.sub
+local floor, max, min = math.floor, math.max, math.min
+
+local BLOCKS_PER_CALL = 500
+local STAMPS_PER_MS = 1024
+
+local NONE = { tiers = {} }
+
+-- The description of an instance's tiers: {limits, tiers {{key, tokens, start_s, token_s}, …}}. Of a model with several
+-- cache groups it is not known which of them a tier has.
+local function tiers_of(instance)
+  local text = instance.hit_step_tokens == 0 and call('HGET', keys.instance_tiers, instance.id)
+  return decoded(text) or NONE
+end
+
+-- Blocks of the chain behind the first so many that a tier lists, without a gap.
+local function blocks_behind(tier, chain, first)
+  local key, most = keys.kv_tier .. tier.key, #chain / 8 - first
+  return (kv.last_that(most, most, function(block)
+    return call('ZSCORE', key, sub(chain, (first + block) * 8 - 7, (first + block) * 8))
+  end))
+end
+
+-- The same of all tiers together, each behind those before it.
+local function found_blocks(instance, chain, first)
+  local taken = first
+  for _, tier in ipairs(tiers_of(instance).tiers) do
+    taken = taken + blocks_behind(tier, chain, taken)
+  end
+  return taken - first
+end
+
+-- The load by which a request has its first token first (cheapest_load, scheduling/estimates/kv_tiers.py): its blocks,
+-- its own time, the time with what is booked before it, and the most tokens that may be loaded, -1 for all.
+local function cheapest_load(instance, chain, block_tokens, prompt_tokens, hit, queued_s)
+  local described, rate = tiers_of(instance), instance.tokens_per_s
+  local most, taken, slowest_s = floor((prompt_tokens - 1) / block_tokens), hit, 0
+  local load = { blocks = 0, own_s = 0, load_s = 0, most_tokens = -1 }
+  local never = described.limits and #described.tiers > 0
+  local least_s = kv.prefill_tokens(prompt_tokens, block_tokens, hit) / rate
+  for _, tier in ipairs(described.tiers) do
+    never = never and tier.token_s * rate >= 1
+    local blocks = min(blocks_behind(tier, chain, taken), most - taken)
+    if blocks > 0 then
+      taken = taken + blocks
+      slowest_s = max(slowest_s, tier.start_s + blocks * block_tokens * tier.token_s)
+      local ends_s = queued_s + slowest_s + kv.prefill_tokens(prompt_tokens, block_tokens, taken) / rate
+      if ends_s < least_s or not described.limits then
+        least_s, load.blocks, load.own_s, load.load_s = ends_s, taken - hit, slowest_s, queued_s + slowest_s
+      end
+    end
+  end
+  if load.blocks < taken - hit or never then
+    load.most_tokens = load.blocks * block_tokens
+  end
+  return load
+end
+
+-- Enters a chain as the last that was used, its first block as the youngest, into every tier; forgets what is beyond
+-- the size of each.
+local function stamp_chain(instance, chain, block_tokens, now_ms)
+  for _, tier in ipairs(tiers_of(instance).tiers) do
+    local key, capacity = keys.kv_tier .. tier.key, floor(tier.tokens / block_tokens)
+    local blocks = min(#chain / 8, capacity)
+    for first = 0, blocks - 1, BLOCKS_PER_CALL do
+      local stamped = {}
+      for block = first, min(first + BLOCKS_PER_CALL, blocks) - 1 do
+        stamped[#stamped + 1] = now_ms * STAMPS_PER_MS - block
+        stamped[#stamped + 1] = sub(chain, block * 8 + 1, block * 8 + 8)
+      end
+      call('ZADD', key, 'GT', unpack(stamped))
+    end
+    local beyond = call('ZCARD', key) - capacity
+    if beyond > 0 then
+      call('ZREMRANGEBYRANK', key, 0, beyond - 1)
+    end
+  end
+end
+
+-- What is loaded on each of some instances, as a placement replies it.
+local function text_of(loads)
+  local told = {}
+  for id, load in pairs(loads) do
+    told[#told + 1] = format('"%s":[%d,%.17g,%d]', id, load.blocks, load.load_s, load.most_tokens)
+  end
+  return '{' .. concat(told, ',') .. '}'
+end
+
+return { found_blocks = found_blocks, cheapest_load = cheapest_load, stamp_chain = stamp_chain, text_of = text_of }

@@ -1,0 +1,224 @@
+"""Tiers behind the devices of instances, on every store."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier, cheapest_load
+from dualmap.scheduling.estimates.weights import Form, Weights
+from dualmap.scheduling.placing.placement import PlaceReply
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool import PoolStore
+from tests.statestore.samples import (
+    BLOCK_TOKENS,
+    DEADLINE,
+    LEAST_TTFT,
+    SCHEDULING,
+    HandClock,
+    assert_sums_hold,
+    chain,
+    finish,
+    first_token,
+    hold,
+    instance,
+    place,
+    record,
+    sweep,
+)
+
+FAST, SLOW = LoadPrice(0.01, 0.0000125), LoadPrice(0.5, 0.01)
+"""Beside 0.000125 seconds that the instances compute a token in."""
+HOST = InstanceTier(Tier.HOST, 2000, FAST)
+BLOCKS = tuple(range(101, 107))
+PROMPT = chain(*BLOCKS, prompt_tokens=601)
+OTHER = chain(*range(201, 207), prompt_tokens=601)
+
+
+async def with_tiers(pool: PoolStore, *tiers: InstanceTier, takes_limits: bool = True, name: str = "a") -> None:
+    """An instance whose device keeps one prompt."""
+    await pool.members.put_instance(instance(name, kv_capacity_tokens=6 * BLOCK_TOKENS, dispatch_window_tokens=4000))
+    assert await pool.tiers.describe(name, InstanceTiers(tiers, takes_limits))
+
+
+async def served(pool: PoolStore, name: str, prompt: Chain) -> PlaceReply:
+    reply = await place(pool, name, chain=prompt)
+    await first_token(pool, name, "a")
+    await finish(pool, name)
+    return reply
+
+
+async def test_what_the_device_evicted_is_found_in_a_tier_and_loaded(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", chain=PROMPT)
+    load = reply.loads["a"]
+
+    assert (load.hit_blocks, load.loaded_blocks, reply.uncached_tokens) == (6, 6, 1)
+    assert load.load_s == pytest.approx(FAST.load_s(600))
+    assert reply.ttft_s == pytest.approx(FAST.load_s(600) + 1 / 8000)
+    assert reply.max_load_tokens is None
+    assert (await record(pool, "again")).load_ms == 18
+    assert (await pool.loads())["a"].loading_ms == 18
+
+
+async def test_a_load_waits_for_those_that_are_booked_until_their_first_tokens(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    await place(pool, "again", chain=PROMPT)
+    behind = await place(pool, "behind", chain=OTHER)
+    await assert_sums_hold(pool)
+    await first_token(pool, "again", "a")
+    left = (await pool.loads())["a"].loading_ms
+    await finish(pool, "again")
+    await finish(pool, "behind")
+
+    assert behind.loads["a"].load_s == pytest.approx(0.018 + FAST.load_s(600))
+    assert left == 18
+    assert (await pool.loads())["a"].loading_ms == 0
+
+
+async def test_where_a_load_takes_longer_than_computing_the_request_forbids_it(pool: PoolStore) -> None:
+    await with_tiers(pool, InstanceTier(Tier.DISK, 2000, SLOW))
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", chain=PROMPT)
+
+    assert (reply.loads["a"].loaded_blocks, reply.uncached_tokens, reply.max_load_tokens) == (0, 601, 0)
+    assert (await record(pool, "again")).load_ms == 0
+
+
+async def test_an_engine_that_takes_no_limits_loads_whatever_it_costs(pool: PoolStore) -> None:
+    await with_tiers(pool, InstanceTier(Tier.DISK, 2000, SLOW), takes_limits=False)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", chain=PROMPT)
+
+    assert (reply.loads["a"].loaded_blocks, reply.max_load_tokens) == (6, None)
+    assert reply.loads["a"].load_s == pytest.approx(SLOW.load_s(600))
+
+
+async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolStore, clock: HandClock) -> None:
+    """Host memory forgets the end of the prompt, which a slow disk has."""
+    await with_tiers(pool, InstanceTier(Tier.HOST, 1000, FAST), InstanceTier(Tier.DISK, 2000, SLOW))
+    await served(pool, "first", PROMPT)
+    clock.advance(1)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", chain=PROMPT)
+
+    assert (reply.loads["a"].loaded_blocks, reply.uncached_tokens, reply.max_load_tokens) == (4, 201, 400)
+    assert reply.loads["a"].load_s == pytest.approx(FAST.load_s(400))
+
+
+async def test_a_prompt_that_an_instance_never_had_is_loaded_by_what_events_say(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await pool.tiers.apply(Tier.HOST, "a", BLOCKS, ())
+    stored = (await place(pool, "first", chain=PROMPT)).loads["a"].loaded_blocks
+    await finish(pool, "first")
+    await served(pool, "other", OTHER)
+    await pool.tiers.apply(Tier.HOST, "a", (), BLOCKS[3:])
+    removed = (await place(pool, "again", chain=PROMPT)).loads["a"].loaded_blocks
+
+    assert (stored, removed) == (6, 3)
+
+
+async def test_the_instance_that_loads_costs_less_than_one_that_computes(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await with_tiers(pool, name="b")
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", "b", "a", chain=PROMPT, weights=LEAST_TTFT)
+
+    assert reply.instance_id == "a"
+
+
+async def test_a_held_request_is_counted_by_its_loads_when_it_is_dispatched(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    await place(pool, "busy", tokens=4000)
+    held = await hold(pool, "held", chain=PROMPT)
+    await first_token(pool, "busy", "a")
+    await sweep(pool, scheduling=DEADLINE)
+    sent = await record(pool, "held")
+
+    assert (held.uncached_tokens, held.load_ms) == (1, 18)
+    assert (sent.state.value, sent.uncached_tokens, sent.load_ms) == ("dispatched", 1, 18)
+    await assert_sums_hold(pool)
+
+
+async def test_observed_hits_have_what_tiers_have(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+
+    assert (await pool.observe(["a"], PROMPT)).loads["a"].hit_blocks == 6
+
+
+async def test_an_engine_that_ended_has_lost_its_tiers_and_one_that_emptied_its_device_has_not(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await pool.members.forget_cache("a")
+    emptied = (await pool.observe(["a"], PROMPT)).loads["a"].hit_blocks
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
+    await pool.members.set_instance_state("a", InstanceState.READY)
+    ended = (await pool.observe(["a"], PROMPT)).loads["a"].hit_blocks
+
+    assert (emptied, ended) == (6, 0)
+
+
+async def test_tiers_are_described_until_the_instance_is_removed(pool: PoolStore) -> None:
+    tiers = InstanceTiers((HOST, InstanceTier(Tier.POOL, 9000, SLOW)), takes_limits=False)
+    await pool.members.put_instance(instance("a"))
+    await pool.tiers.describe("a", tiers)
+    described = await pool.tiers.described()
+    await pool.tiers.describe("a", InstanceTiers())
+    none = await pool.tiers.described()
+    await pool.tiers.describe("a", tiers)
+    await pool.members.remove_instance("a")
+
+    assert (described, none, await pool.tiers.described()) == ({"a": tiers}, {}, {})
+    assert not await pool.tiers.describe("nobody", tiers)
+
+
+async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:
+    await with_tiers(pool)
+    await served(pool, "first", PROMPT)
+    reply = await place(pool, "other", chain=OTHER, weights=Weights(Form(load_s=1.0), Form(load_s=1.0)))
+
+    assert (reply.ttft_s, reply.loads["a"].load_s, reply.max_load_tokens) == (0.0, 0.0, None)
+
+
+async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
+    rng, pool = random.Random(5), MemoryStore(SCHEDULING, now_ms=HandClock()).pool("default")
+    loads = 0
+    for number in range(150):
+        name, blocks = f"i{number}", rng.randrange(1, 40)
+        kept = [rng.randrange(blocks + 1) for _ in Tier]
+        described = [
+            InstanceTier(tier, 10**6, LoadPrice(rng.choice((0.0, 0.02, 0.2)), rng.choice((1e-6, 6e-5, 2e-4))))
+            for tier in Tier
+        ]
+        tiers = InstanceTiers(tuple(described), takes_limits=rng.random() < 0.7)
+        await pool.members.put_instance(instance(name))
+        await pool.tiers.describe(name, tiers)
+        hashes = tuple(range(1, blocks + 1))
+        for tier, count in zip(Tier, kept, strict=True):
+            await pool.tiers.apply(tier, name, hashes[:count], ())
+        prompt = chain(*hashes, prompt_tokens=blocks * BLOCK_TOKENS + 50)
+        reply = await place(pool, name, name, chain=prompt)
+
+        reached = [0, *(max(kept[: place + 1]) for place in range(len(kept)))]
+        found = [last - first for first, last in pairwise(reached)]
+        left = [prompt.uncached_tokens(each) for each in reached]
+        wanted = cheapest_load(tiers, found, left, BLOCK_TOKENS, reply.loads[name].prefill_tokens_per_s, 0.0)
+        assert (reply.loads[name].loaded_blocks, reply.max_load_tokens) == (wanted.blocks, wanted.most_tokens)
+        assert reply.loads[name].load_s == pytest.approx(wanted.own_s)
+        loads += wanted.blocks > 0
+    assert 40 < loads < 140
