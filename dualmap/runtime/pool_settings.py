@@ -192,6 +192,20 @@ class KvEventSettings(BaseModel):
     topic: str = Field("", description="topic that is published; empty: any")
 
 
+class KvTierSettings(BaseModel):
+    """Sizes of the tiers that each instance keeps KV blocks in behind its device, in tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host_tokens: KvCapacity | None = Field(
+        None, description="host memory: vLLM's cpu_bytes_to_use, LMCache's CPU, over the bytes of a token (none: none)"
+    )
+    disk_tokens: KvCapacity | None = Field(None, description="a disk of the instance's own (none: none)")
+    pool_tokens: KvCapacity | None = Field(
+        None, description="its part of a store that instances share: LMCache's remote, AscendStore (none: none)"
+    )
+
+
 class InstanceSettings(BaseModel):
     """One configured instance. A field that is left out has its default; a KV capacity that the server reports wins."""
 
@@ -257,6 +271,9 @@ class PoolSettings(BaseModel):
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
     kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+    kv_tiers: KvTierSettings = Field(
+        KvTierSettings(), description="tiers that instances keep KV blocks in behind their devices"
+    )
     connector: Literal["nixl", "mooncake", "mooncake-layerwise"] = Field(
         "nixl",
         description="KV connector of prefill and decode instances: the decoder pulls (nixl, mooncake), or it goes first"

@@ -1,4 +1,4 @@
-"""The ``/metrics`` page of a vLLM server: KV capacity, tokens processed, start of the process."""
+"""The ``/metrics`` page of a vLLM server: KV capacity, tokens processed, loads from tiers, start of the process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dualmap.runtime.pool_settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
+from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.estimates.load_prices import LoadReading
 
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _REQUEST_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _START_TIME = "process_start_time_seconds"
 _CACHE_CONFIG = "vllm:cache_config_info"
 _READ = (*_TOKEN_COUNTERS, *_REQUEST_GAUGES, _START_TIME, _CACHE_CONFIG)
+_CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
+_LOAD_TIME, _LOADS = "vllm:kv_offload_load_time_total", "vllm:kv_offload_load_size_count"
+_READ_TIME = "vllm:kv_offload_tiering_read_time_total"
+_LOADING = (_CACHED_BY_SOURCE, _LOAD_TIME, _LOADS, _READ_TIME)
+_SOURCES = {"host": Tier.HOST, "disk": Tier.DISK, "external_unspecified": Tier.POOL}
+"""Tiers by the source that tokens of prompts are counted under."""
+_TIER_TYPES = {"fs": Tier.DISK, "obj": Tier.POOL}
+"""Tiers by the type under which vLLM counts reads from below host memory."""
 _MAX_LINE_CHARS = 8192
 """The parser takes quadratic time over a long line. Lines of ``cache_config_info`` have about a thousand characters."""
 _MAX_LINES = 4096
@@ -90,6 +100,36 @@ def block_tokens_of(metrics: str) -> int | None:
     return size if 0 < size <= MAX_BLOCK_TOKENS else None
 
 
+def loads_of(metrics: str, rank: int | None = None) -> dict[Tier, LoadReading]:
+    """The counters of loads of each tier that the server, or one rank of it, reports tokens and times of.
+
+    What is read from below host memory passes it in vLLM: its tokens count in the first of its two times only.
+    """
+    tokens: dict[Tier, float] = {}
+    busy_s: dict[Tier, float] = {}
+    loads = 0.0
+    for sample in _samples(metrics, _LOADING):
+        if not _is_of(sample, rank):
+            continue
+        if sample.name == _CACHED_BY_SOURCE:
+            tier = _SOURCES.get(sample.labels.get("source", ""))
+            if tier is not None:
+                tokens[tier] = tokens.get(tier, 0.0) + sample.value
+        elif sample.name == _READ_TIME:
+            tier = _TIER_TYPES.get(sample.labels.get("tier", ""))
+            if tier is not None:
+                busy_s[tier] = busy_s.get(tier, 0.0) + sample.value
+        elif sample.name == _LOAD_TIME:
+            busy_s[Tier.HOST] = busy_s.get(Tier.HOST, 0.0) + sample.value
+        else:
+            loads += sample.value
+    return {
+        tier: LoadReading(tokens[tier], busy_s[tier], loads if tier is Tier.HOST else 0.0)
+        for tier in Tier
+        if tier in tokens and tier in busy_s
+    }
+
+
 def _is_of(sample: Sample, rank: int | None) -> bool:
     return rank is None or sample.labels.get("engine") == str(rank)
 
@@ -100,9 +140,9 @@ def _count(labels: dict[str, str], name: str) -> int:
     return int(text) if text.isdecimal() and len(text) < 20 else 0
 
 
-def _samples(metrics: str) -> Iterator[Sample]:
+def _samples(metrics: str, read: tuple[str, ...] = _READ) -> Iterator[Sample]:
     """The samples that are used, parsed line by line: a malformed line is skipped, and histograms are not parsed."""
-    lines = (line for line in metrics.splitlines() if line.startswith(_READ) and len(line) <= _MAX_LINE_CHARS)
+    lines = (line for line in metrics.splitlines() if line.startswith(read) and len(line) <= _MAX_LINE_CHARS)
     for _, line in zip(range(_MAX_LINES), lines, strict=False):
         try:
             for family in text_string_to_metric_families(line):

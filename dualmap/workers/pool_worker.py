@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
+from dualmap.runtime.pool_settings import KvTierSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
@@ -26,6 +27,7 @@ from dualmap.workers.queue_jobs import Evacuator, IdleFiller, Rebalancer, Sweepe
 from dualmap.workers.registrar import Registrar
 from dualmap.workers.role_mover import RoleMover
 from dualmap.workers.scaler import Scaler
+from dualmap.workers.tier_keeper import TierKeeper
 from dualmap.workers.upkeep_jobs import Drainer, Mender, Reaper, Repairer
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class PoolWorker:
                 scheduling = context.pool.settings.in_force(overrides)
                 hotness = HotnessJob(context, scheduling)
                 lasting: list[Job] = [health, hotness, Allotter(context, self._pools), *discovery]
-                jobs = [SettingsWatch(reader, overrides), *lasting, *_jobs_by_settings(context, scheduling)]
+                jobs = [SettingsWatch(reader, overrides), *lasting, *_jobs_by_settings(context, scheduling, prober)]
                 async with _scalers(context, scheduling, hotness) as scalers:
                     try:
                         await run_together([*jobs, *scalers], context)
@@ -165,7 +167,7 @@ async def _discovery(context: LeaderContext, *, on_change: Callable[[], None]) -
         yield [discovery]
 
 
-def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings) -> list[Job]:
+def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings, prober: Prober) -> list[Job]:
     """The jobs of a term until the scheduling settings change."""
     jobs: list[Job] = [
         Evacuator(context, scheduling),
@@ -176,6 +178,8 @@ def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings) ->
         Sweeper(context, scheduling),
         Learner(context),
     ]
+    if context.settings.kv_tiers != KvTierSettings():
+        jobs.append(TierKeeper(context, prober))
     if context.settings.moves_roles:
         jobs.append(RoleMover(context, scheduling))
     if build_policy(scheduling).rebalances:

@@ -15,8 +15,10 @@ import orjson
 
 from dualmap.runtime.open_files import out_of_files
 from dualmap.runtime.trust import InstanceTrust
+from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.estimates.load_prices import LoadReading
 from dualmap.scheduling.state.model_names import ModelList, listed_models
-from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
+from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, loads_of, server_run_of
 from dualmap.workers.probe_errors import refused_status, unreached
 
 CANARY_TIMEOUT_S = 10.0
@@ -140,6 +142,16 @@ class Prober:
         read. Raises NotSentError."""
         answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
         return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
+
+    async def loads(self, url: str, rank: int | None = None) -> dict[Tier, LoadReading] | None:
+        """The counters of its loads from tiers; None if its metrics cannot be read. Raises NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
+        return loads_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
+
+    async def version(self, url: str) -> str | None:
+        """The server's version; None if it does not say. Raises NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/version", self._timeout_s))
+        return version_of(answer.body) if answer.ok else None
 
     async def models(self, url: str) -> ModelList:
         """The model names that it lists. Raises NotSentError."""

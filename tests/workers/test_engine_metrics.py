@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dualmap.runtime.pool_settings import MAX_KV_CAPACITY_TOKENS
-from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, server_run_of
+from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.estimates.load_prices import LoadReading
+from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, loads_of, server_run_of
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -112,3 +114,23 @@ def test_the_block_size_is_read_unless_engines_differ() -> None:
     assert block_tokens_of(one + line.format(size=32, engine=1)) == 32
     assert block_tokens_of(one + other) is None
     assert block_tokens_of("") is None
+
+
+LOADS = """\
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="device"} 900.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="host"} 500.0
+vllm:prompt_tokens_cached_by_source_total{engine="1",model_name="m",source="host"} 30.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="disk"} 70.0
+vllm:prompt_tokens_cached_by_source_total{engine="0",model_name="m",source="tape"} 8.0
+vllm:kv_offload_load_time_total{engine="0",model_name="m"} 0.25
+vllm:kv_offload_load_time_total{engine="1",model_name="m"} 0.05
+vllm:kv_offload_load_size_count{engine="0",model_name="m"} 4.0
+vllm:kv_offload_tiering_read_time_total{engine="0",model_name="m",tier="fs"} 0.5
+vllm:kv_offload_tiering_read_time_total{engine="0",model_name="m",tier="tape"} 0.5
+"""
+
+
+def test_loads_are_counted_by_tier_and_rank_and_a_tier_never_heard_of_counts_for_nothing() -> None:
+    assert loads_of(LOADS) == {Tier.HOST: LoadReading(530.0, 0.3, 4.0), Tier.DISK: LoadReading(70.0, 0.5)}
+    assert loads_of(LOADS, 1) == {Tier.HOST: LoadReading(30.0, 0.05)}
+    assert loads_of(METRICS) == loads_of("") == {}

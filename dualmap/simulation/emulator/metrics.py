@@ -137,6 +137,11 @@ class InstanceMetrics(Collector):
         below = {tier: counts for tier, counts in loads.items() if tier is not Tier.HOST}
         yield self._counter("kv_offload_load_bytes", "Bytes loaded to the device.", a_token * host.tokens)
         yield self._counter("kv_offload_load_time", "Seconds of loads to the device.", self._wall_s(host.busy_s))
+        sizes = HistogramMetricFamily(
+            "vllm:kv_offload_load_size", "Bytes of loads to the device.", labels=tuple(self._labels)
+        )
+        sizes.add_metric(tuple(self._labels.values()), buckets=[("+Inf", host.loads)], sum_value=a_token * host.tokens)
+        yield sizes
         read = self._by_label("kv_offload_tiering_read_bytes", "Bytes read from lower tiers.", "tier")
         read_s = self._by_label("kv_offload_tiering_read_time", "Seconds of reads from lower tiers.", "tier")
         for tier, counts in below.items():

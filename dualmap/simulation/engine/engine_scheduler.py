@@ -215,7 +215,7 @@ class EngineScheduler:
     # loads from tiers -----------------------------------------------------------------------------------------
     def _loadable(self, request: EngineRequest, first: int, limit: int) -> list[int]:
         """Blocks of each tier that the request is to load, from the place ``first`` on."""
-        if request.max_load_tokens is not None:
+        if request.max_load_tokens is not None and not self._config.ignores_load_limits:
             limit = min(limit, first + request.max_load_tokens // self._config.block_tokens)
         return self.pool.loadable(request.block_hashes, first, limit)
 

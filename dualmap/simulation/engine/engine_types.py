@@ -24,6 +24,8 @@ class EngineConfig:
     """KV memory in tokens, shared by running requests and the prefix cache."""
     tiers: tuple[KvTier, ...] = ()
     """Memory behind it, the nearest first, see ``simulation.engine.kv_tiers``. One of no size is not there."""
+    ignores_load_limits: bool = False
+    """Whether it loads all that its tiers have, whatever a request allows, as vLLM before 0.32 does."""
     block_tokens: int = 128
     cache_groups: tuple[CacheGroup, ...] = ()
     """Cache groups of the model beside one of full attention (``scheduling.prompts.cache_groups``)."""
@@ -64,7 +66,8 @@ class EngineConfig:
         """The description of its tiers, by the engine's own figures."""
         a_token = self.transfer.bytes_per_token
         return InstanceTiers(
-            tuple(InstanceTier(each.tier, each.tokens, each.price(a_token)) for each in self.kept_tiers)
+            tuple(InstanceTier(each.tier, each.tokens, each.price(a_token)) for each in self.kept_tiers),
+            takes_limits=not self.ignores_load_limits,
         )
 
     def with_tier(self, tier: Tier, **figures: Any) -> EngineConfig:

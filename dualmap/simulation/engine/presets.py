@@ -124,9 +124,11 @@ _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
+_FLAGS = ("prefill_first", "ignores_load_limits")
 _TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s|stores_only)")
 CHANGES = (
     *("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed"),
+    "ignores_load_limits",
     *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s", "stores_only")),
 )
 """Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, and of a tier its
@@ -166,8 +168,8 @@ def _on_cards(name: str) -> Preset:
 
 def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
     key, _, text = change.partition("=")
-    if change == "prefill_first":
-        return replace(engine, prefill_first=True)
+    if change in _FLAGS:
+        return replace(engine, **{change: True})
     if key not in CHANGES[1:]:
         raise UnknownPresetError(f"preset {preset!r}: unknown change {change!r}; known are {', '.join(CHANGES)}")
     try:

@@ -40,7 +40,7 @@ class InstanceTierBooks(Changes):
     """The tiers of a pool's instances."""
 
     @reads
-    async def describe(self, instance_id: str, tiers: InstanceTiers) -> bool:
+    async def describe(self, instance_id: str, tiers: InstanceTiers, *, fence: int | None = None) -> bool:
         """Describe the tiers of an instance in place of what was known, none to forget them; False if the instance is
         unknown."""
         keys, text = self._keys, _text_of(instance_id, tiers)
@@ -50,7 +50,7 @@ class InstanceTierBooks(Changes):
         commands: list[Command] = [("HSET", keys.instance_tiers, instance_id, text)]
         if not tiers.tiers:
             commands = [("HDEL", keys.instance_tiers, instance_id)]
-        await self._make(Change(commands, instances={instance_id: {"tiers": len(tiers.tiers)}}))
+        await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": len(tiers.tiers)}}))
         return True
 
     @reads

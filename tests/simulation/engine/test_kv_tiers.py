@@ -127,6 +127,11 @@ def test_a_request_bounds_what_is_loaded_for_it_in_whole_blocks() -> None:
     assert cached == 3 * BLOCK
 
 
+def test_an_older_engine_loads_whatever_a_request_allows() -> None:
+    _, cached = alone(evicted(replace(config_with(), ignores_load_limits=True)), "again", PROMPT, 200.0, most=0)
+    assert cached == 16 * BLOCK
+
+
 def test_a_load_holds_up_nobody_else_and_waits_for_those_before_it_on_its_link() -> None:
     slow = KvTier(Tier.DISK, 204_800, bytes_per_s=1e9)
     engine = evicted(config_with(slow))

@@ -1,0 +1,102 @@
+"""Tiers are described with sizes from the settings and prices from the engines' own counters."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from dualmap.runtime.pool_settings import KvTierSettings, PoolSettings
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers, Tier
+from dualmap.scheduling.estimates.load_prices import PRIORS
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.simulation.emulator.instance import EmulatedInstance
+from dualmap.simulation.emulator.serve import emulated_instances
+from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.statestore.pool import PoolStore
+from dualmap.workers.pool_reader import CachedPoolReader
+from dualmap.workers.probe import Prober
+from dualmap.workers.tier_keeper import TierKeeper, takes_limits
+from tests.workers.contexts import context_of
+
+BLOCK_TOKENS = 128
+SIZES = KvTierSettings(host_tokens=16_000, pool_tokens=1_000_000)
+PROMPTS = [f"{number} " + "word " * 6000 for number in range(3)]
+"""Each of 7,500 tokens, which is more than half of the device."""
+
+
+@pytest.fixture
+async def emulator() -> AsyncIterator[EmulatedInstance]:
+    preset = "qwen2.5-7b-910b4-tp1:host_kv_tokens=64000+host_gb_per_s=5"
+    settings = EmulatorSettings(
+        preset=preset, port=0, block_tokens=BLOCK_TOKENS, kv_capacity_tokens=12_800, time_scale=100.0
+    )
+    async with emulated_instances(settings) as (instance,):
+        yield instance
+
+
+async def keeper_of(pool: PoolStore, prober: Prober, sizes: KvTierSettings = SIZES) -> TierKeeper:
+    own = context_of(pool, settings=PoolSettings(kv_tiers=sizes))
+    lease = await pool.leader_lease.acquire("w1", 600_000)
+    assert lease is not None
+    return TierKeeper(own.leading(lease.fence, CachedPoolReader(pool, own.clock, 0.0)), prober)
+
+
+async def described(pool: PoolStore, name: str = "a") -> InstanceTiers:
+    return (await pool.tiers.described())[name]
+
+
+async def serve(emulator: EmulatedInstance, rounds: int) -> None:
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60, verify=False) as http:
+        for number in range(rounds):
+            prompt = PROMPTS[number % len(PROMPTS)]
+            (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+
+
+async def test_prices_are_measured_within_a_fifth_from_what_was_loaded(
+    pool: PoolStore, emulator: EmulatedInstance
+) -> None:
+    await pool.members.put_instance(InstanceSpec("a", emulator.url, state=InstanceState.READY))
+    async with Prober(timeout_s=30) as prober:
+        keeper = await keeper_of(pool, prober)
+        await keeper.tick()
+        before = await described(pool)
+        for _ in range(4):
+            await serve(emulator, 6)
+            await keeper.tick()
+    tiers = await described(pool)
+    (host, shared), config = tiers.tiers, emulator.generator.config
+    real_s = config.kept_tiers[0].price(config.transfer.bytes_per_token).load_s(7424) / 100
+
+    assert [each.price for each in before.tiers] == [PRIORS[Tier.HOST], PRIORS[Tier.POOL]]
+    assert (host.tier, host.tokens, shared.tier, shared.tokens) == (Tier.HOST, 16_000, Tier.POOL, 1_000_000)
+    assert host.price.load_s(7424) == pytest.approx(real_s, rel=0.2)
+    assert shared.price == PRIORS[Tier.POOL], "nothing was loaded from there"
+    assert tiers.takes_limits
+
+
+async def test_a_server_that_does_not_answer_has_the_priors_and_takes_no_limits(pool: PoolStore) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    async with Prober(timeout_s=5) as prober:
+        await (await keeper_of(pool, prober)).tick()
+    tiers = await described(pool)
+
+    assert [each.price for each in tiers.tiers] == [PRIORS[Tier.HOST], PRIORS[Tier.POOL]]
+    assert not tiers.takes_limits
+
+
+async def test_an_instance_that_is_not_ready_is_left_alone(pool: PoolStore) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.DOWN))
+    async with Prober(timeout_s=5) as prober:
+        await (await keeper_of(pool, prober)).tick()
+
+    assert await pool.tiers.described() == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [("0.32.0", True), ("v0.33.1+cpu", True), ("1.0", True), ("0.31.9", False), ("0.9.2", False), ("main", False)],
+)
+def test_limits_are_taken_from_the_version_on_that_knows_them(version: str, takes: bool) -> None:
+    assert takes_limits(version) is takes
