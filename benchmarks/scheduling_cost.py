@@ -18,7 +18,15 @@ from typing import Self
 from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
-from dualmap.scheduling.placing.placement import Observation, Placement, PlaceReply, PlaceStatus, Search, SearchRules
+from dualmap.scheduling.placing.placement import (
+    Chosen,
+    Observation,
+    Placement,
+    PlaceReply,
+    PlaceStatus,
+    Search,
+    SearchRules,
+)
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import BlockRule, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
@@ -75,13 +83,13 @@ class CannedFleet:
         return frozenset()
 
     async def place(self, placement: Placement) -> PlaceReply:
-        first, last = placement.instances[0], placement.instances[-1]
+        first, last = placement.weighing.instances[0], placement.weighing.instances[-1]
         seen = {first: self.loads[first], last: self.loads[last]}
         hits = {name: load.hit_blocks for name, load in seen.items()}
-        return PlaceReply(PlaceStatus.DISPATCHED, 1, 1, 0, seen, first, last, hits=hits)
+        return PlaceReply(PlaceStatus.DISPATCHED, Observation(1, 1, seen, hits=hits), Chosen(first, last))
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
-        return Observation(1, 1, 1, self.loads)
+        return Observation(1, 1, self.loads, sequence=1)
 
     async def refresh(self) -> None:
         """The view stays as it is."""
@@ -105,7 +113,7 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
     request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
     search = Search(SearchRules(policy, order, fleet, 3.0), RouteQuery(CHAIN, 5.0), request)
-    return drive_now(search.run(), fleet).decision
+    return drive_now(search.run(), fleet).placed.decision
 
 
 def plan_costs(repetitions: int) -> Iterator[tuple[str, float]]:

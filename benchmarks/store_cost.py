@@ -39,8 +39,8 @@ from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import RouteQuery
 from dualmap.scheduling.placing.placement import (
+    Claim,
     Observation,
-    Placed,
     Placement,
     PlaceReply,
     PlaceStatus,
@@ -215,11 +215,11 @@ class Bench:
             account = str(Account(tenant, "key", "", "model"))
             request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)
-        search = Search(self._rules, query, request, draws=draws, weight=self._weight)
-        placed: Placed = await drive(search.run(), self.fleet)
+        claim = Claim(request.tenant, request.account, draws, self._weight)
+        placed = (await drive(Search(self._rules, query, request, claim).run(), self.fleet)).placed
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:
-            grant = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.uncached_tokens)
+            grant = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.chosen.uncached_tokens)
             self.fleet.dispatched.append(grant)
         if placed.reply.queue is not None:
             self._planner.plan(placed.reply.queue)

@@ -30,9 +30,9 @@ def value(cls: type[T]) -> type[T]:
     """A frozen class with slots, equal and hashed by its fields.
 
     ``fields``, ``replace`` and ``asdict`` of ``dataclasses`` take it. Of the options of a field, ``default``,
-    ``default_factory`` and ``metadata`` count. msgspec encodes it as an array of its fields. It may have bases without
-    fields, such as a protocol of its methods, and declares the fields of ``dataclass(kw_only=True)`` bases behind its
-    own, of which it is no instance.
+    ``default_factory`` and ``metadata`` count. Fields behind ``_: KW_ONLY`` are given by name alone.
+    msgspec encodes it as an array of its fields. It may have bases without fields, such as a protocol of its methods,
+    and declares the fields of ``dataclass(kw_only=True)`` bases behind its own, of which it is no instance.
     """
     return _made(cls, frozen=True)
 
@@ -47,15 +47,22 @@ def _made(cls: type[T], *, frozen: bool) -> type[T]:
     own = dict(cls.__dict__)
     declared = fields(dataclass(init=False, repr=False, eq=False, frozen=frozen)(cls))  # type: ignore[arg-type]
     described = sorted(declared, key=lambda each: each.kw_only is True)
+    named = [each for each in described if each.kw_only is True and each.name in own.get("__annotations__", ())]
     names = _REPLACED | {each.name for each in described}
+    bases: tuple[Any, ...] = (*(each for each in cls.__bases__ if each is not object and not is_dataclass(each)),)
+    options: dict[str, Any] = {"module": cls.__module__, "frozen": frozen, "array_like": True}
+    if named:  # msgspec has them by class
+        placed = [_declared(each) for each in described if each not in named]
+        bases = (*bases, msgspec.defstruct(f"_{cls.__name__}", placed, bases=(msgspec.Struct,), **options))
+    else:
+        bases = (*bases, msgspec.Struct)
     made: Any = msgspec.defstruct(
         cls.__name__,
-        [_declared(each) for each in described],
-        bases=(*(base for base in cls.__bases__ if base is not object and not is_dataclass(base)), msgspec.Struct),
+        [_declared(each) for each in named or described],
+        bases=bases,
         namespace={name: each for name, each in own.items() if name not in names},
-        module=cls.__module__,
-        frozen=frozen,
-        array_like=True,
+        kw_only=bool(named),
+        **options,
     )
     made.__qualname__ = cls.__qualname__
     made.__dataclass_fields__ = {each.name: each for each in described}

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from dualmap.scheduling.state.ring import DualRing
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.settings import StoreSettings
-from tests.support.placements import placement
+from tests.support.placements import changed, placement
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +114,8 @@ async def _populate_split(url: str) -> None:
     for name, role in (("p", Role.PREFILL), ("d", Role.DECODE)):
         await pool.members.put_instance(InstanceSpec(name, f"http://{name}", role))
         await pool.members.set_instance_state(name, InstanceState.READY)
-    await pool.place(replace(placement("asked", "p", 256), leg=Leg.PREFILL))
-    decode = replace(placement(decode_leg_id("asked"), "d", 256), leg=Leg.DECODE, roles=(Role.DECODE,))
+    await pool.place(changed(placement("asked", "p", 256), leg=Leg.PREFILL))
+    decode = changed(placement(decode_leg_id("asked"), "d", 256), leg=Leg.DECODE, roles=(Role.DECODE,))
     await pool.place(decode)
     await store.close()
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Protocol
 
 import xxhash
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import Placement, PlaceReply
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
@@ -19,12 +20,14 @@ from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
 from dualmap.scheduling.tenants.budgets import Draw, Draws, drawn_text
 from dualmap.statestore.answers import Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
+from tests.support.placements import QUEUED, WEIGHED, changed
 
 BLOCK_TOKENS = 100
 SCHEDULING = SchedulingSettings(policy="dualmap", queue_order="fifo")
@@ -74,27 +77,7 @@ def own_chain(request_id: str, prompt_tokens: int) -> Chain:
     return Chain(tuple(hashes), BLOCK_TOKENS, prompt_tokens)
 
 
-_PLACEMENT_FIELDS = (
-    "weights",
-    "excluded",
-    "beyond_from_s",
-    "defers",
-    "at_once",
-    "refuses",
-    "rebalances",
-    "max_pending_tokens",
-    "rank_ms",
-    "leg",
-    "decider",
-    "other",
-    "roles",
-    "draws",
-    "must_draw",
-    "hot_tokens",
-    "share",
-    "band",
-    "fills",
-)
+_PLACEMENT_FIELDS = (*WEIGHED, *QUEUED, *(each.name for each in fields(Placement)))
 
 
 def placement(request_id: str, *instances: str, tokens: int = 400, **changes: Any) -> Placement:
@@ -114,8 +97,8 @@ def placement(request_id: str, *instances: str, tokens: int = 400, **changes: An
         slo_ms=5000,
     )
     named = instances or ("a",)
-    placed = Placement(replace(request, **changes), request_chain, named, FIRST)
-    return replace(placed, **of_placement)
+    placed = Placement(replace(request, **changes), request_chain, Weighing(Leg.WHOLE, named, FIRST))
+    return changed(placed, **of_placement)
 
 
 async def place(pool: PoolStore, request_id: str, *instances: str, **changes: Any) -> PlaceReply:

@@ -129,7 +129,7 @@ async def test_a_request_is_counted_by_what_is_booked_and_what_is_confirmed(pool
     first = await place(pool, "first", "a", chain=CHAIN)
     second = await place(pool, "second", "a", chain=chain(*CHAIN.hashes, 15, 16))
 
-    assert (first.uncached_tokens, second.uncached_tokens) == (200, 200)
+    assert (first.chosen.uncached_tokens, second.chosen.uncached_tokens) == (200, 200)
 
 
 async def test_a_placement_books_what_follows_the_confirmed_head(pool: PoolStore) -> None:
@@ -265,7 +265,7 @@ async def test_a_hit_ends_at_no_inner_block(pool: PoolStore) -> None:
 
     assert hits == [2, 3, 0, 4]
     assert await hit_of(pool) == 0, "the last token of a prompt is computed, and no hit ends before its block"
-    assert (await place(pool, "first", "a", chain=CHAIN)).uncached_tokens == 400
+    assert (await place(pool, "first", "a", chain=CHAIN)).chosen.uncached_tokens == 400
 
 
 async def test_blocks_that_turn_are_no_bookings(pool: PoolStore) -> None:
@@ -292,7 +292,7 @@ async def test_a_prompt_is_booked_with_the_hit_ends_that_it_leaves(pool: PoolSto
     after = await pool.observe(["a"], chain(*range(11, 15), 50, 51, prompt_tokens=650))
 
     assert (repeated.loads["a"].hit_blocks, (await pool.observe(["a"], longer)).loads["a"].hit_blocks) == (6, 6)
-    assert (before.loads["a"].hit_blocks, placed.uncached_tokens, after.loads["a"].hit_blocks) == (0, 1150, 4)
+    assert (before.loads["a"].hit_blocks, placed.chosen.uncached_tokens, after.loads["a"].hit_blocks) == (0, 1150, 4)
 
 
 async def test_a_request_held_for_an_instance_with_groups_is_counted_by_what_is_resident(pool: PoolStore) -> None:

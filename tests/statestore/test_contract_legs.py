@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
-from dualmap.scheduling.placing.options import SecondOption
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
@@ -27,7 +27,7 @@ async def split_pool(pool: PoolStore) -> PoolStore:
 
 def either(split_costs: float, whole_costs: float) -> dict[str, Any]:
     """A request that may be split, or served whole by ``d``."""
-    other = SecondOption(Leg.WHOLE, ("d",), FIRST, Form(constant=whole_costs))
+    other = Weighing(Leg.WHOLE, ("d",), FIRST, Form(constant=whole_costs))
     return {"leg": Leg.PREFILL, "decider": Form(constant=split_costs), "other": other}
 
 
@@ -40,8 +40,8 @@ async def test_a_request_is_split_unless_serving_it_whole_costs_less(
 ) -> None:
     reply = await place(split_pool, "r", "p", **either(split_costs, whole_costs))
 
-    assert (reply.leg, reply.instance_id) == (leg, where)
-    assert set(reply.loads) == {"p", "d"}
+    assert (reply.chosen.leg, reply.chosen.instance_id) == (leg, where)
+    assert set(reply.seen.loads) == {"p", "d"}
     assert (await record(split_pool, "r")).leg is leg
     await assert_sums_hold(split_pool)
 
@@ -49,13 +49,13 @@ async def test_a_request_is_split_unless_serving_it_whole_costs_less(
 async def test_a_request_is_served_whole_where_no_prefill_instance_takes_it(split_pool: PoolStore) -> None:
     reply = await place(split_pool, "r", "nobody", **either(0.0, 1e9))
 
-    assert (reply.status, reply.leg, reply.instance_id) == (PlaceStatus.DISPATCHED, Leg.WHOLE, "d")
+    assert (reply.status, reply.chosen.leg, reply.chosen.instance_id) == (PlaceStatus.DISPATCHED, Leg.WHOLE, "d")
 
 
 async def test_a_request_is_split_where_no_instance_takes_it_whole(split_pool: PoolStore) -> None:
     reply = await place(split_pool, "r", "p", excluded=frozenset({"d"}), **either(1e9, 0.0))
 
-    assert (reply.status, reply.leg, reply.instance_id) == (PlaceStatus.DISPATCHED, Leg.PREFILL, "p")
+    assert (reply.status, reply.chosen.leg, reply.chosen.instance_id) == (PlaceStatus.DISPATCHED, Leg.PREFILL, "p")
 
 
 async def test_no_prefill_leg_is_placed_on_a_decode_instance_and_no_decode_leg_on_a_prefill_instance(
@@ -69,9 +69,9 @@ async def test_a_decode_leg_takes_kv_memory_and_a_sequence_and_no_prefill(split_
     reply = await place(split_pool, decode_leg_id("r"), "d", leg=Leg.DECODE, chain=CHAIN)
 
     load, stored = (await split_pool.loads())["d"], await record(split_pool, decode_leg_id("r"))
-    assert (reply.status, reply.leg) == (PlaceStatus.DISPATCHED, Leg.DECODE)
+    assert (reply.status, reply.chosen.leg) == (PlaceStatus.DISPATCHED, Leg.DECODE)
     assert stored.state is RequestState.PREFILLED
-    assert stored.uncached_tokens == reply.uncached_tokens == CHAIN.prompt_tokens
+    assert stored.uncached_tokens == reply.chosen.uncached_tokens == CHAIN.prompt_tokens
     assert (load.pending_tokens, load.dispatched_tokens, load.running_requests) == (0, 0, 1)
     assert load.context_tokens == CHAIN.prompt_tokens + stored.expected_output_tokens
     assert load.window_tokens == 0
@@ -123,7 +123,7 @@ async def test_the_least_loaded_of_a_side_are_those_of_its_roles(split_pool: Poo
     roles = (Role.DECODE, Role.MIXED)
     reply = await place(split_pool, "r~", "d", leg=Leg.DECODE, weights=LEAST_LOADED, beyond_from_s=0.0, roles=roles)
 
-    assert reply.instance_id == "d2"
+    assert reply.chosen.instance_id == "d2"
 
 
 async def test_an_instance_that_changes_its_role_changes_sides(split_pool: PoolStore) -> None:
@@ -135,7 +135,7 @@ async def test_an_instance_that_changes_its_role_changes_sides(split_pool: PoolS
     await split_pool.members.update_instance("x", {"role": Role.DECODE})
     after = await place(split_pool, "two~", "d", leg=Leg.DECODE, **beyond)
 
-    assert (before.instance_id, after.instance_id) == ("d", "x")
+    assert (before.chosen.instance_id, after.chosen.instance_id) == ("d", "x")
 
 
 async def test_a_prefill_leg_moves_among_those_that_prefill(split_pool: PoolStore) -> None:
@@ -156,4 +156,4 @@ async def test_a_repetition_is_told_the_leg(split_pool: PoolStore) -> None:
     first = await place(split_pool, "r", "p", **either(1.0, 2.0))
     again = await place(split_pool, "r", "p", **either(2.0, 1.0))
 
-    assert (first.leg, again.leg, again.instance_id) == (Leg.PREFILL, Leg.PREFILL, "p")
+    assert (first.chosen.leg, again.chosen.leg, again.chosen.instance_id) == (Leg.PREFILL, Leg.PREFILL, "p")

@@ -97,7 +97,7 @@ async def test_a_full_queue_refuses_new_requests_but_no_retries(pool: PoolStore)
     refused = await place(pool, "new")
     retried = await place(pool, "retried", attempt=2)
 
-    assert (refused.status, refused.instance_id) == (PlaceStatus.QUEUE_FULL, "a")
+    assert (refused.status, refused.chosen.instance_id) == (PlaceStatus.QUEUE_FULL, "a")
     assert retried.status is PlaceStatus.HELD
     assert "new" not in await pool.records(["new"])
     await assert_sums_hold(pool)
@@ -120,7 +120,7 @@ async def test_a_placed_request_is_read_back_as_it_was_asked(pool: PoolStore, cl
         enqueued_ms=clock.now_ms,
         dispatched_ms=clock.now_ms,
     )
-    assert (reply.enqueued_ms, reply.uncached_tokens) == (clock.now_ms, 400)
+    assert (reply.enqueued_ms, reply.chosen.uncached_tokens) == (clock.now_ms, 400)
     assert (held.state, held.dispatched_ms, held.uncached_tokens) == (RequestState.HELD, 0, 100)
 
 
@@ -143,8 +143,8 @@ async def test_the_reply_tells_versions_and_loads_before_the_reservation(pool: P
 
     reply = await place(pool, "r", "a", "b", "nobody")
 
-    assert (reply.epoch, reply.tree_version) == (2, 0)
-    assert {name: load.pending_tokens for name, load in reply.loads.items()} == {"a": 400, "b": 0}
+    assert (reply.seen.epoch, reply.seen.tree_version) == (2, 0)
+    assert {name: load.pending_tokens for name, load in reply.seen.loads.items()} == {"a": 400, "b": 0}
 
 
 async def test_the_second_best_is_its_alternative_with_what_it_would_compute_there(pool: PoolStore) -> None:
@@ -157,7 +157,7 @@ async def test_the_second_best_is_its_alternative_with_what_it_would_compute_the
 
     placed = await record(pool, "r")
     assert (placed.instance_id, placed.alternative_id, placed.alternative_uncached_tokens) == ("a", "b", 200)
-    assert (reply.instance_id, reply.alternative_id) == ("a", "b")
+    assert (reply.chosen.instance_id, reply.chosen.alternative_id) == ("a", "b")
 
 
 async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool: PoolStore) -> None:
@@ -169,14 +169,14 @@ async def test_a_reply_tells_the_hits_and_the_ttft_that_the_weights_expect(pool:
     reply = await place(pool, "r", "a", "b", chain=CHAIN, weights=LEAST_TTFT)
     nowhere = await place(pool, "s", "gone", weights=LEAST_TTFT)
 
-    assert (reply.instance_id, reply.hits) == ("b", {"a": 0, "b": 2})
-    assert {name: load.hit_blocks for name, load in reply.loads.items()} == reply.hits
-    features = features_of(reply.loads["b"], CHAIN, SCHEDULING.decode_stall_s)
-    assert reply.ttft_s == pytest.approx(LEAST_TTFT.ttft.of(features))
-    assert reply.ttft_s > 0
-    assert (reply.running_requests, reply.context_tokens) == (1, reply.loads["b"].context_tokens)
-    assert reply.context_tokens > 0
-    assert (nowhere.status, nowhere.ttft_s, nowhere.hits) == (PlaceStatus.NOT_READY, 0.0, {})
+    assert (reply.chosen.instance_id, reply.seen.hits) == ("b", {"a": 0, "b": 2})
+    assert {name: load.hit_blocks for name, load in reply.seen.loads.items()} == reply.seen.hits
+    features = features_of(reply.seen.loads["b"], CHAIN, SCHEDULING.decode_stall_s)
+    assert reply.chosen.ttft_s == pytest.approx(LEAST_TTFT.ttft.of(features))
+    assert reply.chosen.ttft_s > 0
+    assert (reply.chosen.running_requests, reply.chosen.context_tokens) == (1, reply.seen.loads["b"].context_tokens)
+    assert reply.chosen.context_tokens > 0
+    assert (nowhere.status, nowhere.chosen.ttft_s, nowhere.seen.hits) == (PlaceStatus.NOT_READY, 0.0, {})
 
 
 # weights -----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ async def test_the_least_weighted_sum_is_taken(pool: PoolStore, weights: Form, t
 
     reply = await place(pool, "r", "cached", "idle", chain=CHAIN, weights=Weights(weights, PLAIN_TTFT))
 
-    assert reply.instance_id == taken
+    assert reply.chosen.instance_id == taken
 
 
 @pytest.mark.parametrize(("slo_ms", "taken"), [(2500, "cached"), (2499, "idle")])
@@ -221,7 +221,7 @@ async def test_a_missed_slo_costs_what_the_weights_say(pool: PoolStore, slo_ms: 
 
     reply = await place(pool, "r", "cached", "idle", chain=CHAIN, weights=weights, slo_ms=slo_ms)
 
-    assert reply.instance_id == taken
+    assert reply.chosen.instance_id == taken
 
 
 @pytest.mark.parametrize(("stalled_ms", "taken"), [(2999, "stalled"), (3000, "other")])
@@ -238,7 +238,7 @@ async def test_a_decode_stall_counts_once_it_is_long_enough(
 
     reply = await place(pool, "r", "stalled", "other", weights=LEAST_TTFT)
 
-    assert reply.instance_id == taken
+    assert reply.chosen.instance_id == taken
 
 
 async def test_published_prefill_rates_are_weighed_with(pool: PoolStore) -> None:
@@ -248,7 +248,7 @@ async def test_published_prefill_rates_are_weighed_with(pool: PoolStore) -> None
     assert (await pool.loads())["b"].prefill_tokens_per_s == 0.1 + 0.2
     await pool.publications.publish_learned(Learned(), {"b": 101.0}, fence=await lead(pool))
 
-    assert (await place(pool, "r", "a", "b", weights=LEAST_TTFT)).instance_id == "b"
+    assert (await place(pool, "r", "a", "b", weights=LEAST_TTFT)).chosen.instance_id == "b"
 
 
 # what does not hold ------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ async def test_only_ready_instances_take_new_requests(pool: PoolStore, state: In
 
     reply = await place(pool, "r", "a", "nobody")
 
-    assert (reply.status, reply.instance_id) == (PlaceStatus.NOT_READY, None)
+    assert (reply.status, reply.chosen.instance_id) == (PlaceStatus.NOT_READY, None)
     assert (await pool.snapshot()).requests == ()
 
 
@@ -269,8 +269,8 @@ async def test_a_placement_is_stale_when_more_is_pending_than_the_choice_holds_f
     within = await place(pool, "r1", max_pending_tokens=400)
     beyond = await place(pool, "r2", max_pending_tokens=799)
 
-    assert (within.status, beyond.status, beyond.instance_id) == (PlaceStatus.DISPATCHED, PlaceStatus.STALE, "a")
-    assert beyond.loads["a"].pending_tokens == 800
+    assert (within.status, beyond.status, beyond.chosen.instance_id) == (PlaceStatus.DISPATCHED, PlaceStatus.STALE, "a")
+    assert beyond.seen.loads["a"].pending_tokens == 800
     assert "r2" not in await pool.records(["r2"])
     await assert_sums_hold(pool)
 
@@ -283,7 +283,7 @@ async def test_a_placement_can_refuse_what_would_miss_its_slo(
 
     reply = await place(pool, "r", slo_ms=slo_ms, refuses=True)
 
-    assert (reply.status, reply.instance_id) == (status, "a")
+    assert (reply.status, reply.chosen.instance_id) == (status, "a")
 
 
 async def test_what_would_miss_its_slo_is_held_back_unless_the_instance_is_idle(pool: PoolStore) -> None:
@@ -300,7 +300,7 @@ async def test_a_repeated_placement_is_told_what_stands(pool: PoolStore) -> None
     again = [await place(pool, name) for name in ("sent", "held")]
 
     assert [reply.status for reply in again] == [reply.status for reply in first] == ["dispatched", "held"]
-    assert [reply.uncached_tokens for reply in again] == [400, 400]
+    assert [reply.chosen.uncached_tokens for reply in again] == [400, 400]
     assert (await pool.loads())["a"].pending_tokens == 800
     await assert_sums_hold(pool)
 
@@ -314,7 +314,7 @@ async def test_a_repeated_placement_that_has_moved_is_told_where_it_is(pool: Poo
 
     reply = await place(pool, "r", "a")
 
-    assert (reply.status, reply.instance_id, list(reply.loads)) == (PlaceStatus.HELD, "b", ["b"])
+    assert (reply.status, reply.chosen.instance_id, list(reply.seen.loads)) == (PlaceStatus.HELD, "b", ["b"])
 
 
 @pytest.mark.parametrize("other", [{"replica_id": "two"}, {"attempt": 2}])
@@ -376,7 +376,7 @@ async def test_the_least_loaded_is_weighed_where_it_could_cost_less(pool: PoolSt
 
     reply = await beyond(pool, "r", "a")
 
-    assert (reply.status, reply.instance_id, list(reply.loads)) == (PlaceStatus.DISPATCHED, "b", ["a", "b"])
+    assert (reply.status, reply.chosen.instance_id, list(reply.seen.loads)) == (PlaceStatus.DISPATCHED, "b", ["a", "b"])
 
 
 async def test_those_that_cannot_cost_less_are_not_weighed(pool: PoolStore) -> None:
@@ -385,7 +385,7 @@ async def test_those_that_cannot_cost_less_are_not_weighed(pool: PoolStore) -> N
 
     reply = await beyond(pool, "r", "a")
 
-    assert (reply.instance_id, list(reply.loads)) == ("a", ["a"])
+    assert (reply.chosen.instance_id, list(reply.seen.loads)) == ("a", ["a"])
 
 
 async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool: PoolStore) -> None:
@@ -398,8 +398,8 @@ async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool
 
     reply = await beyond(pool, "r", "a", chain=long)
 
-    assert list(reply.loads)[:2] == ["a", "d"], "the deepest sample counts"
-    assert reply.instance_id == "d"
+    assert list(reply.seen.loads)[:2] == ["a", "d"], "the deepest sample counts"
+    assert reply.chosen.instance_id == "d"
 
 
 async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_weighed_once(pool: PoolStore) -> None:
@@ -407,7 +407,7 @@ async def test_an_instance_that_holds_the_prefix_and_is_least_loaded_is_weighed_
     await place(pool, "before", "b", chain=CHAIN)
     await finish(pool, "before")
 
-    assert list((await beyond(pool, "r", "a")).loads) == ["a", "b"]
+    assert list((await beyond(pool, "r", "a")).seen.loads) == ["a", "b"]
 
 
 async def test_a_holder_that_takes_no_requests_is_not_weighed(pool: PoolStore) -> None:
@@ -417,7 +417,7 @@ async def test_a_holder_that_takes_no_requests_is_not_weighed(pool: PoolStore) -
 
     reply = await beyond(pool, "r", "a")
 
-    assert (reply.status, list(reply.loads)) == (PlaceStatus.DISPATCHED, ["a"])
+    assert (reply.status, list(reply.seen.loads)) == (PlaceStatus.DISPATCHED, ["a"])
 
 
 @pytest.mark.parametrize("holder", ["b", "c"])
@@ -428,7 +428,7 @@ async def test_an_excluded_instance_is_not_weighed(pool: PoolStore, holder: str)
 
     reply = await beyond(pool, "r", "a", excluded=frozenset({"b"}))
 
-    assert list(reply.loads) == ["a", "c"]
+    assert list(reply.seen.loads) == ["a", "c"]
 
 
 async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple_of_the_stride(
@@ -443,7 +443,7 @@ async def test_a_prefix_is_found_at_its_last_full_block_though_it_is_no_multiple
     other = await beyond(pool, "other", "a", chain=chain(1, 2, 3))
     reply = await beyond(pool, "r", "a", chain=chain(*CHAIN.hashes[:3], prompt_tokens=399))
 
-    assert (list(reply.loads), list(other.loads)) == (["a", "b"], ["a"])
+    assert (list(reply.seen.loads), list(other.seen.loads)) == (["a", "b"], ["a"])
 
 
 async def test_the_least_loaded_are_ranked_by_what_they_have_to_do(pool: PoolStore) -> None:
@@ -459,8 +459,8 @@ async def test_the_least_loaded_are_ranked_by_what_they_have_to_do(pool: PoolSto
     reply = await beyond(pool, "r", "busy", weights=dearer, excluded=frozenset({"idle"}))
     other = await beyond(pool, "other", "busy", weights=dearer, chain=chain(1, 2, 3, 4))
 
-    assert list(reply.loads) == ["busy", "crowded"]
-    assert list(other.loads) == ["busy", "idle"]
+    assert list(reply.seen.loads) == ["busy", "crowded"]
+    assert list(other.seen.loads) == ["busy", "idle"]
 
 
 # KV metadata -------------------------------------------------------------------------------------------------
@@ -499,7 +499,7 @@ async def test_the_tokens_of_a_block_are_those_of_the_chain(pool: PoolStore) -> 
     sent = await place(pool, "sent", chain=wide)
     held = await place(pool, "held", chain=replace(wide, prompt_tokens=900))
 
-    assert (sent.uncached_tokens, held.uncached_tokens) == (800, 500)
+    assert (sent.chosen.uncached_tokens, held.chosen.uncached_tokens) == (800, 500)
     assert (await pool.loads())["a"].cached_blocks == 2
 
 
@@ -517,8 +517,16 @@ async def test_what_is_only_reserved_draws_requests_but_counts_for_those_alone_t
         await finish(pool, request_id)
     alone = await place(pool, "alone", chain=CHAIN)
 
-    assert (shares.status, shares.loads["a"].hit_blocks, shares.uncached_tokens) == (PlaceStatus.HELD, 4, tokens)
-    assert (alone.status, alone.loads["a"].hit_blocks, alone.uncached_tokens) == (PlaceStatus.DISPATCHED, 4, 400)
+    assert (shares.status, shares.seen.loads["a"].hit_blocks, shares.chosen.uncached_tokens) == (
+        PlaceStatus.HELD,
+        4,
+        tokens,
+    )
+    assert (alone.status, alone.seen.loads["a"].hit_blocks, alone.chosen.uncached_tokens) == (
+        PlaceStatus.DISPATCHED,
+        4,
+        400,
+    )
 
 
 async def test_what_is_not_to_be_held_is_sent_however_full_the_window_is_until_enough_requests_run(
@@ -542,7 +550,7 @@ async def test_none_beyond_the_candidates_is_taken_that_does_not_list_the_name_t
     listed = await beyond(pool, "r2", "a", model='the "sql" \\ adapter')
     any_name = await beyond(pool, "r3", "a")
 
-    assert "b" not in named.loads and named.instance_id == "c", "a list that is not known has every name"
-    assert "b" not in listed.loads
-    assert "b" in any_name.loads
+    assert "b" not in named.seen.loads and named.chosen.instance_id == "c", "a list that is not known has every name"
+    assert "b" not in listed.seen.loads
+    assert "b" in any_name.seen.loads
     assert (await record(pool, "r1")).model == 'the "sql" \\ adapter'

@@ -288,7 +288,7 @@ async def test_new_requests_do_not_wait_for_what_a_plan_passed_over(pool: PoolSt
     load = (await head(pool)).load
     assert (load.pending_tokens, load.deferred_tokens, load.overtaken_tokens) == (800, 0, 400)
     reply = await place(pool, "new", "b", "a", tokens=100, weights=Weights(PLAIN_TTFT, PLAIN_TTFT))
-    assert reply.instance_id == "a"
+    assert reply.chosen.instance_id == "a"
 
 
 async def test_what_a_plan_passed_over_and_has_left_is_overtaken_no_more(pool: PoolStore) -> None:

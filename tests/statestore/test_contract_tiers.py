@@ -57,11 +57,11 @@ async def test_what_the_device_evicted_is_found_in_a_tier_and_loaded(pool: PoolS
     await served(pool, "first", PROMPT)
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
-    load = reply.loads["a"]
+    load = reply.seen.loads["a"]
 
-    assert (load.hit_blocks, load.loaded_blocks, reply.uncached_tokens) == (6, 6, 1)
+    assert (load.hit_blocks, load.loaded_blocks, reply.chosen.uncached_tokens) == (6, 6, 1)
     assert load.load_s == pytest.approx(FAST.load_s(600))
-    assert reply.ttft_s == pytest.approx(FAST.load_s(600) + 1 / 8000)
+    assert reply.chosen.ttft_s == pytest.approx(FAST.load_s(600) + 1 / 8000)
     assert reply.max_load_tokens is None
     assert (await record(pool, "again")).load_ms == 18
     assert (await pool.loads())["a"].loading_ms == 18
@@ -79,7 +79,7 @@ async def test_a_load_waits_for_those_that_are_booked_until_their_first_tokens(p
     await finish(pool, "again")
     await finish(pool, "behind")
 
-    assert behind.loads["a"].load_s == pytest.approx(0.018 + FAST.load_s(600))
+    assert behind.seen.loads["a"].load_s == pytest.approx(0.018 + FAST.load_s(600))
     assert left == 18
     assert (await pool.loads())["a"].loading_ms == 0
 
@@ -90,7 +90,7 @@ async def test_where_a_load_takes_longer_than_computing_the_request_forbids_it(p
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.loads["a"].loaded_blocks, reply.uncached_tokens, reply.max_load_tokens) == (0, 601, 0)
+    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.uncached_tokens, reply.max_load_tokens) == (0, 601, 0)
     assert (await record(pool, "again")).load_ms == 0
 
 
@@ -100,8 +100,8 @@ async def test_an_engine_that_takes_no_limits_loads_whatever_it_costs(pool: Pool
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.loads["a"].loaded_blocks, reply.max_load_tokens) == (6, None)
-    assert reply.loads["a"].load_s == pytest.approx(SLOW.load_s(600))
+    assert (reply.seen.loads["a"].loaded_blocks, reply.max_load_tokens) == (6, None)
+    assert reply.seen.loads["a"].load_s == pytest.approx(SLOW.load_s(600))
 
 
 async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolStore, clock: HandClock) -> None:
@@ -112,18 +112,18 @@ async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolS
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.loads["a"].loaded_blocks, reply.uncached_tokens, reply.max_load_tokens) == (4, 201, 400)
-    assert reply.loads["a"].load_s == pytest.approx(FAST.load_s(400))
+    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.uncached_tokens, reply.max_load_tokens) == (4, 201, 400)
+    assert reply.seen.loads["a"].load_s == pytest.approx(FAST.load_s(400))
 
 
 async def test_a_prompt_that_an_instance_never_had_is_loaded_by_what_events_say(pool: PoolStore) -> None:
     await with_tiers(pool, HOST)
     await pool.tiers.apply(Tier.HOST, "a", BLOCKS, ())
-    stored = (await place(pool, "first", chain=PROMPT)).loads["a"].loaded_blocks
+    stored = (await place(pool, "first", chain=PROMPT)).seen.loads["a"].loaded_blocks
     await finish(pool, "first")
     await served(pool, "other", OTHER)
     await pool.tiers.apply(Tier.HOST, "a", (), BLOCKS[3:])
-    removed = (await place(pool, "again", chain=PROMPT)).loads["a"].loaded_blocks
+    removed = (await place(pool, "again", chain=PROMPT)).seen.loads["a"].loaded_blocks
 
     assert (stored, removed) == (6, 3)
 
@@ -135,7 +135,7 @@ async def test_the_instance_that_loads_costs_less_than_one_that_computes(pool: P
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", "b", "a", chain=PROMPT, weights=LEAST_TTFT)
 
-    assert reply.instance_id == "a"
+    assert reply.chosen.instance_id == "a"
 
 
 async def test_a_held_request_is_counted_by_its_loads_when_it_is_dispatched(pool: PoolStore) -> None:
@@ -192,7 +192,7 @@ async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:
     await served(pool, "first", PROMPT)
     reply = await place(pool, "other", chain=OTHER, weights=Weights(Form(load_s=1.0), Form(load_s=1.0)))
 
-    assert (reply.ttft_s, reply.loads["a"].load_s, reply.max_load_tokens) == (0.0, 0.0, None)
+    assert (reply.chosen.ttft_s, reply.seen.loads["a"].load_s, reply.max_load_tokens) == (0.0, 0.0, None)
 
 
 async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
@@ -217,8 +217,8 @@ async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
         reached = [0, *(max(kept[: place + 1]) for place in range(len(kept)))]
         found = [last - first for first, last in pairwise(reached)]
         left = [prompt.uncached_tokens(each) for each in reached]
-        wanted = cheapest_load(tiers, found, left, BLOCK_TOKENS, reply.loads[name].prefill_tokens_per_s, 0.0)
-        assert (reply.loads[name].loaded_blocks, reply.max_load_tokens) == (wanted.blocks, wanted.most_tokens)
-        assert reply.loads[name].load_s == pytest.approx(wanted.own_s)
+        wanted = cheapest_load(tiers, found, left, BLOCK_TOKENS, reply.seen.loads[name].prefill_tokens_per_s, 0.0)
+        assert (reply.seen.loads[name].loaded_blocks, reply.max_load_tokens) == (wanted.blocks, wanted.most_tokens)
+        assert reply.seen.loads[name].load_s == pytest.approx(wanted.own_s)
         loads += wanted.blocks > 0
     assert 40 < loads < 140

@@ -23,7 +23,7 @@ import redis as redis_client
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
-from dualmap.scheduling.placing.options import SecondOption
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
 from dualmap.scheduling.placing.policies import queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
@@ -314,7 +314,7 @@ class Traffic:
             return {"leg": leg}
         named, beyond_from_s = tuple(rng.sample(INSTANCES, rng.randrange(1, 4))), rng.choice((None, 0.0))
         decider = Form(uncached_tokens=1.0, ahead_s=rng.uniform(0.0, 100.0))
-        other = SecondOption(Leg.WHOLE, named, self.weights(), decider, beyond_from_s, (Role.DECODE, Role.MIXED))
+        other = Weighing(Leg.WHOLE, named, self.weights(), decider, beyond_from_s, (Role.DECODE, Role.MIXED))
         decider = Form(constant=rng.uniform(0.0, 900.0), decoding_compute_s=1.0, running_share=9.0, prompt_tokens=0.1)
         return {"leg": leg, "decider": decider, "other": other}
 
@@ -361,9 +361,9 @@ class Traffic:
         made = placement(asked.pop("request_id", f"r{self.number}"), *named, **asked)
         reply: PlaceReply = await self.twins.both(lambda pool: pool.place(made))
         self.seen[reply.status] += 1
-        self.seen["went beyond"] += reply.instance_id is not None and reply.instance_id not in named
-        if reply.instance_id is not None and reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
-            self.seen[f"{reply.leg} of {made.leg}"] += 1
+        self.seen["went beyond"] += reply.chosen.instance_id is not None and reply.chosen.instance_id not in named
+        if reply.chosen.instance_id is not None and reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
+            self.seen[f"{reply.chosen.leg} of {made.weighing.leg}"] += 1
             if made.request.request_id == f"r{self.number}" and made.other is None:
                 await self.is_weighed_rightly(made, reply)
         return reply
@@ -373,13 +373,13 @@ class Traffic:
         specs, slo_s = (await self.twins.memory.membership()).instances, made.request.slo_ms / 1000
         features = {
             name: features_of(load, made.chain, self.stall_from_s, made.hot_tokens)
-            for name, load in reply.loads.items()
+            for name, load in reply.seen.loads.items()
         }
         takes = {name for name in features if specs[name].state is InstanceState.READY}
-        takes = {name for name in takes if serves(specs[name].role, made.leg)}
-        costs = {name: made.weights.cost_of(features[name], slo_s) for name in takes}
-        assert costs[reply.instance_id] == pytest.approx(min(costs.values()))
-        assert reply.ttft_s == pytest.approx(made.weights.ttft.of(features[reply.instance_id]))
+        takes = {name for name in takes if serves(specs[name].role, made.weighing.leg)}
+        costs = {name: made.weighing.weights.cost_of(features[name], slo_s) for name in takes}
+        assert costs[reply.chosen.instance_id] == pytest.approx(min(costs.values()))
+        assert reply.chosen.ttft_s == pytest.approx(made.weighing.weights.ttft.of(features[reply.chosen.instance_id]))
         self.seen["weighed"] += len(costs) > 1
 
     def pick(self, *states: RequestState) -> StoredRequest | None:

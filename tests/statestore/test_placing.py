@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from dualmap.scheduling.estimates.weights import Form, Weights
-from dualmap.scheduling.placing.options import SecondOption
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.legs import Leg
@@ -99,8 +99,8 @@ def test_the_text_of_an_option_is_that_of_its_weights_wherever_their_forms_are_i
         assert texts.of(option(float(number))) == text
 
 
-def option(cost: float) -> SecondOption:
-    return SecondOption(Leg.WHOLE, ("a", "b"), Weights(Form(cost), Form(ahead_s=1.0)), Form())
+def option(cost: float) -> Weighing:
+    return Weighing(Leg.WHOLE, ("a", "b"), Weights(Form(cost), Form(ahead_s=1.0)), Form())
 
 
 async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
@@ -127,13 +127,13 @@ async def test_placements_that_share_a_script_are_made_as_if_each_came_alone(
 
     assert {reply.status for reply in told} == {"dispatched", "held", "duplicate", "not_ready", "queue_full"}
     for reply, other in zip(told, expected, strict=True):
-        assert (reply.status, reply.instance_id, reply.alternative_id) == (
+        assert (reply.status, reply.chosen.instance_id, reply.chosen.alternative_id) == (
             other.status,
-            other.instance_id,
-            other.alternative_id,
+            other.chosen.instance_id,
+            other.chosen.alternative_id,
         )
-        assert {name: (load.pending_tokens, load.hit_blocks) for name, load in reply.loads.items()} == {
-            name: (load.pending_tokens, load.hit_blocks) for name, load in other.loads.items()
+        assert {name: (load.pending_tokens, load.hit_blocks) for name, load in reply.seen.loads.items()} == {
+            name: (load.pending_tokens, load.hit_blocks) for name, load in other.seen.loads.items()
         }
     await assert_sums_hold(together)
     assert {each.replica_id for each in (await together.overview()).replicas} == {"one", "two"}

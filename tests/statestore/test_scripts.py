@@ -164,7 +164,7 @@ async def test_what_a_call_that_failed_left_half_done_is_forgotten(server_url: s
 
     placed = await place(pool, "placed", chain=chain(21, 22, 23))
 
-    assert (await pool.loads())["a"].pending_tokens == placed.uncached_tokens
+    assert (await pool.loads())["a"].pending_tokens == placed.chosen.uncached_tokens
     await store.close()
 
 

@@ -138,7 +138,7 @@ async def test_a_hit_of_an_instance_with_groups_is_the_same_in_both() -> None:
             "ZMSCORE", pool._keys.kv(name), *(each.to_bytes(8, "big") for each in blocks)
         )
 
-        assert (found, placed.uncached_tokens) == (hit, prompt.uncached_tokens(hit))
+        assert (found, placed.chosen.uncached_tokens) == (hit, prompt.uncached_tokens(hit))
         ends = ends_left(prompt.prompt_tokens, 100, step, hit, reported)
         booked = blocks[reported:]
         assert [not is_inner(float(stamps[block - 1])) for block in booked] == [block in ends for block in booked]
@@ -268,7 +268,7 @@ async def test_what_goes_at_once_is_what_a_plan_of_its_queue_would_dispatch() ->
         load = (await pool.queue_head(name)).load
         slo_ms, asked_chain = rng.choice((50, 800, 60_000)), _chain(rng)
         reply = await place(pool, name, name, slo_ms=slo_ms, rank_ms=slo_ms, defers=True, chain=asked_chain)
-        tokens = reply.uncached_tokens
+        tokens = reply.chosen.uncached_tokens
         waiting = replace(load, pending_tokens=load.pending_tokens + tokens, queued_requests=1)
         entry = QueueEntry(name, clock.now_ms + slo_ms, tokens)
         goes = reply.status is PlaceStatus.DISPATCHED

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import fields, replace
+from typing import Any
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights
-from dualmap.scheduling.placing.placement import Placement
+from dualmap.scheduling.placing.options import Weighing
+from dualmap.scheduling.placing.placement import Placement, Queueing
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 
+WEIGHED = tuple(each.name for each in fields(Weighing))
+QUEUED = tuple(each.name for each in fields(Queueing))
 _MISSED = Form(constant=1e9)
 """An expected TTFT that no SLO allows."""
 
@@ -24,4 +30,13 @@ def placement(
     chain = Chain(hashes or (zlib.crc32(request_id.encode()),), block_tokens, tokens)
     named = (instance_id,) if other is None else (instance_id, other)  # all cost the same: the first is taken
     weights = Weights(Form(), _MISSED if overloaded else PLAIN_TTFT)
-    return Placement(request, chain, named, weights, rank_ms=rank_ms, rebalances=overloaded)
+    queueing = Queueing(rank_ms, rebalances=overloaded)
+    return Placement(request, chain, Weighing(Leg.WHOLE, named, weights), queueing=queueing)
+
+
+def changed(placement: Placement, **changes: Any) -> Placement:
+    """The placement with other fields, of its own or of what it has."""
+    weighed = {name: changes.pop(name) for name in WEIGHED if name in changes}
+    queued = {name: changes.pop(name) for name in QUEUED if name in changes}
+    weighing, queueing = replace(placement.weighing, **weighed), replace(placement.queueing, **queued)
+    return replace(placement, weighing=weighing, queueing=queueing, **changes)

@@ -82,7 +82,7 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
         request = StoredRequest(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
         started_s = time.process_time()
         search = Search(rules, RouteQuery(chain, PAPER_SLO_S), request)
-        placed = drive_now(search.run(), fleet)
+        placed = drive_now(search.run(), fleet).placed
         placed_s = time.process_time()
         pool.release(Release(request.request_id, placed.decision.instance_id, seen=True))
         pool.release(Release(request.request_id))

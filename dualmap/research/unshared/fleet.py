@@ -37,18 +37,21 @@ class UnsharedFleet(SimulatedFleet):
             yield known
 
     async def place(self, placement: Placement) -> PlaceReply:
-        if len(placement.instances) == 1 and placement.beyond_from_s is None:
+        weighing, queueing = placement.weighing, placement.queueing
+        if len(weighing.instances) == 1 and weighing.beyond_from_s is None:
             # Chosen by what was observed; nothing has changed since.
             return await self.pool.store.place(replace(placement, max_pending_tokens=None))
         with self.in_view():
-            weighed = await self.pool.store.place(replace(placement, max_pending_tokens=_NEVER, refuses=False))
-        if weighed.status is not PlaceStatus.STALE or weighed.instance_id is None:
+            never = replace(placement, max_pending_tokens=_NEVER, queueing=replace(queueing, refuses=False))
+            weighed = await self.pool.store.place(never)
+        if weighed.status is not PlaceStatus.STALE or weighed.chosen.instance_id is None:
             return weighed
-        chosen = tuple(filter(None, (weighed.instance_id, weighed.alternative_id)))
-        # The first of equal cost is taken.
-        equal = replace(placement, instances=chosen, weights=placement.weights._replace(cost=Form(), missed=Form()))
-        reply = await self.pool.store.place(replace(equal, beyond_from_s=None))
-        return replace(reply, loads=weighed.loads, hits=weighed.hits, ttft_s=weighed.ttft_s)
+        chosen = tuple(filter(None, (weighed.chosen.instance_id, weighed.chosen.alternative_id)))
+        weights = weighing.weights._replace(cost=Form(), missed=Form())  # the first of equal cost is taken
+        equal = replace(weighing, instances=chosen, weights=weights, beyond_from_s=None)
+        reply = await self.pool.store.place(replace(placement, weighing=equal))
+        seen = replace(reply.seen, loads=weighed.seen.loads, hits=weighed.seen.hits)
+        return replace(reply, seen=seen, chosen=replace(reply.chosen, ttft_s=weighed.chosen.ttft_s))
 
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         with self.in_view() as known:

@@ -150,7 +150,7 @@ class FailoverPool:
         shared store alone."""
         self._primary = primary
         self._measures = measures
-        self.noted: Callable[[PlaceReply | Observation], None] = _unnoted
+        self.noted: Callable[[Observation], None] = _unnoted
         """Called with every reply that shows instances, of whichever store."""
         plain = _Call.plain
         self._placing = _Call(measures["place"], self._ask_to_place, self._trusts_placed, self._place_alone)
@@ -310,7 +310,7 @@ class FailoverPool:
 
     async def _place_alone(self, local: PoolStore, placement: Placement, _: bool) -> PlaceReply:
         reply = await self._ask_to_place(local, placement)
-        self.noted(reply)
+        self.noted(reply.seen)
         return reply
 
     async def _observe_alone(self, local: PoolStore, asked: tuple[Sequence[str], Chain], _: bool) -> Observation:
@@ -338,9 +338,9 @@ class FailoverPool:
     def _trusts_placed(self, placement: Placement, reply: PlaceReply) -> bool:
         """Whether the reply is of a store that has its members; remembers the parts of this pool in budgets that are
         divided."""
-        if self._known is not None and reply.epoch < self._known.epoch:
+        if self._known is not None and reply.seen.epoch < self._known.epoch:
             return False
-        self.noted(reply)
+        self.noted(reply.seen)
         draws, drawn = placement.draws, reply.drawn
         if draws is not None and drawn is not None and draws.group.is_divided:
             for place, part in drawn.parts.items():

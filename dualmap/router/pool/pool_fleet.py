@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dualmap.router.pool.view import ViewKeeper
-from dualmap.scheduling.placing.placement import Observation, PlaceReply
+from dualmap.scheduling.placing.placement import Observation
 from dualmap.scheduling.request.breakers import CircuitBreakers
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.statestore.errors import UnreadableStateError
@@ -33,11 +33,11 @@ class PoolFleet:
     def blocked(self) -> frozenset[str]:
         return self._breakers.blocked(self._now_s()) if self._breakers.troubled else _NONE
 
-    def note(self, reply: PlaceReply | Observation) -> None:
-        """Note what a reply shows: loads, and whether the view is out of date."""
-        view, loads = self.sight.view, reply.loads
+    def note(self, seen: Observation) -> None:
+        """Note what a call found: loads, and whether the view is out of date."""
+        view, loads = self.sight.view, seen.loads
         # The test is not "newer than": a store that came back empty counts from the start again.
-        if reply.epoch != view.epoch or reply.tree_version != view.tree_version:
+        if seen.epoch != view.epoch or seen.tree_version != view.tree_version:
             self.sight.renew()
         self._seen.update(dict.fromkeys(loads, loads))
 

@@ -66,7 +66,7 @@ class PlacementRound:
     def of(cls, placed: Placed, attempt: int) -> PlacementRound:
         """The round, cut to what is kept: policies that observe the whole fleet see hundreds of loads."""
         decision, reply = placed.decision, placed.reply
-        named, loads, times_ms = placed.candidates, reply.loads, (reply.enqueued_ms, reply.now_ms)
+        named, loads, times_ms = placed.candidates, reply.seen.loads, (reply.enqueued_ms, reply.seen.now_ms)
         if len(loads) <= KEPT_CANDIDATES:
             return cls(named, loads, decision, attempt, reply.status, times_ms)
         names = _candidates(named, loads)
@@ -310,7 +310,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     chain, caller, drawn = spec.chain, request.caller, machine.drawn
     model, tenant, key = request.model, "", ""
     if caller is not None:
-        tenant, key = spec.tenant, caller.key
+        tenant, key = spec.claim.tenant, caller.key
     if chain is None:
         model = spec.model
     asked = Asked(machine.request_id, model, pool.settings.name, request.client, tenant, key)
@@ -330,13 +330,13 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
         )
     classes, class_name, class_rank = pool.scheduling.classes, "", 0
     if classes:
-        class_rank = min(spec.class_rank, len(classes) - 1)  # there can be fewer of them by now
+        class_rank = min(spec.claim.class_rank, len(classes) - 1)  # there can be fewer of them by now
         class_name = classes[class_rank].name
     rounds: list[PlacementRound] = []
     hash_key = standing = None
-    for search, attempt in machine.searches:
-        hash_key = hash_key or search.key
-        for placed in search.rounds:
+    for course, attempt in machine.searches:
+        hash_key = hash_key or course.key
+        for placed in course.rounds:
             rounds.append(PlacementRound.of(placed, attempt))
             standing = placed.reply.standing
     return Explanation(
@@ -376,7 +376,7 @@ def _detours(machine: RequestMachine) -> Detours:
         tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures]),
         tuple([failed_s for _, _, failed_s in failures]),
         machine.continuations,
-        limits_told(machine.spec.draws, machine.drawn),
+        limits_told(machine.spec.claim.draws, machine.drawn),
         machine.leg is _PREFILL,
         machine.prefilled_s,
         leg,

@@ -32,6 +32,7 @@ from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.placing.placement import NO_CLAIM, Claim
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import account_text
 from dualmap.scheduling.request.outcome import Outcome
@@ -234,36 +235,34 @@ class Intake:
             if requested_s is None:
                 requested_s = its_class.slo_ttft_s
             _set_engine_priority(request, scheduling, its_class)
-        tenant, draws, account, weight = "", None, "", None
+        claim = NO_CLAIM
         if caller is not None:
-            tenant, weight = caller.tenant.name, caller.tenant.weight
+            tenant = caller.tenant
             draws = self._draws(request, route, caller, prompt, asked)
-            account = account_text(tenant, caller.key, class_name, route.model)
+            account = account_text(tenant.name, caller.key, class_name, route.model)
+            claim = Claim(tenant.name, account, draws, tenant.weight, rank)
         elif self._tenants is not None and self._tenants.has_tenants:
-            weight = NO_TENANT_WEIGHT  # those without a tenant share as one of their own
-        # Arguments go by place: by name this costs several times as much, and every request pays for it.
+            claim = Claim(weight=NO_TENANT_WEIGHT, class_rank=rank)  # those without a tenant share as one of their own
+        elif rank:
+            claim = Claim(class_rank=rank)
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
             slo_s(scheduling, prompt.tokens, requested_s),
             route.model,
-            prompt.expected_output_tokens,
-            prompt.output_limit,
-            prompt.stored_tokens,
-            prompt.text_bytes or 0,
-            prompt.images,
-            request.stream,
-            request.may_split,
-            request.pinned_to,
-            request.only,
-            request.hides_first_token,
-            tenant,
-            draws,
-            account,
-            weight,
-            rank,
-            not (request.not_continued or request.hides_first_token),
-            request.computed_answers,
+            claim,
+            expected_output_tokens=prompt.expected_output_tokens,
+            output_limit=prompt.output_limit,
+            stored_tokens=prompt.stored_tokens,
+            text_bytes=prompt.text_bytes or 0,
+            images=prompt.images,
+            streams=request.stream,
+            may_split=request.may_split,
+            pinned_to=request.pinned_to,
+            only=request.only,
+            hides_first_token=request.hides_first_token,
+            can_go_on=not (request.not_continued or request.hides_first_token),
+            answers=request.computed_answers,
         )
 
     def _draws(
@@ -299,18 +298,19 @@ class Intake:
         slo_ttft_s = scheduling.slo_ttft_s
         if scheduling.engine_priorities and scheduling.classes:
             _set_engine_priority(request, scheduling, scheduling.classes[_class_rank(request, scheduling)])
-        draws, tenant, account = None, "", ""
+        claim = NO_CLAIM
         if caller is not None:
-            tenant = caller.tenant.name
             budgets, asks = self._budgets.of(caller.tenant, route.pool.settings.name), request.asks
             group = (budgets.requests if asks is None else budgets.all).of(_drawn_by(request, route, caller))
+            draws = None
             if group is not None:
                 tokens = (0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)
                 draws = group.draws(*tokens, are_most=asked is not None)
-            account = account_text(tenant, caller.key, "", route.model)
+            account = account_text(caller.tenant.name, caller.key, "", route.model)
+            claim = Claim(caller.tenant.name, account, draws)
         return RequestSpec(
-            request.body_hash, None, slo_ttft_s, route.model, streams=request.stream, pinned_to=request.pinned_to,
-            only=request.only, tenant=tenant, draws=draws, account=account,
+            request.body_hash, None, slo_ttft_s, route.model, claim, streams=request.stream,
+            pinned_to=request.pinned_to, only=request.only,
             body_tokens=0 if request.asks is None else _body_tokens(request.asks, route.pool),
         )  # fmt: skip
 

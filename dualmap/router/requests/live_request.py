@@ -23,7 +23,7 @@ from dualmap.router.requests.request_counts import count_end, count_first_token,
 from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.router.tenants.rate_limits import limit_fields, refused_fields
 from dualmap.router.timers import TimerHandle
-from dualmap.scheduling.placing.placement import Placed, PlaceStatus, SearchFailed
+from dualmap.scheduling.placing.placement import PlaceStatus, SearchCourse, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.charge import NOTHING_COUNTED, Counted
 from dualmap.scheduling.request.machine import (
@@ -97,8 +97,8 @@ class LiveRequest:
     _timer: TimerHandle | None = None
     _waiter: GrantWaiter | None = None
     """Made in the same step as the reservation: its grant can arrive before anything else happens."""
-    _uncounted: Placed | None = None
-    """The last placement, until it is counted."""
+    _uncounted: SearchCourse | None = None
+    """The course of the last placement, until it is counted."""
     _expected_cached: int | None = None
     """Prompt tokens that its instance was expected to find when it was sent there; None: not sent yet."""
     _continued_at_s: float | None = None
@@ -157,7 +157,7 @@ class LiveRequest:
         """Whether its instance was known to run a hybrid model when it was placed: the next turn finds no answer then,
         and what it finds of the prompt is booked."""
         estimate, instance_id = self.machine.estimate, self.machine.instance_id
-        load = None if estimate is None or instance_id is None else estimate.reply.loads.get(instance_id)
+        load = None if estimate is None or instance_id is None else estimate.reply.seen.loads.get(instance_id)
         return load is not None and load.hit_step_tokens > 0
 
     def _ran_there(self) -> Running | None:
@@ -165,12 +165,12 @@ class LiveRequest:
         machine = self.machine
         if machine.grant is not None or machine.estimate is None:
             return machine.grant
-        reply = machine.estimate.reply
-        return reply if reply.instance_id == machine.instance_id else None
+        chosen = machine.estimate.reply.chosen
+        return chosen if chosen.instance_id == machine.instance_id else None
 
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
-        draws, drawn = self.machine.spec.draws, self.machine.drawn
+        draws, drawn = self.machine.spec.claim.draws, self.machine.drawn
         if draws is None or drawn is None or not drawn.left:
             return ()
         return limit_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
@@ -332,7 +332,7 @@ class LiveRequest:
     def _evict(self, effect: Evict) -> None:
         rule = self.machine.rules.eviction
         assert rule is not None
-        self.pool.evictable.evict(rule, self.machine.spec.class_rank, effect.instance_id, effect.shortage)
+        self.pool.evictable.evict(rule, self.machine.spec.claim.class_rank, effect.instance_id, effect.shortage)
 
     def _leave_instance(self, effect: LeaveInstance) -> None:
         self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
@@ -370,23 +370,22 @@ class LiveRequest:
 
     # effects with an answer --------------------------------------------------------------------------------------
     async def _reserve(self, effect: Reserve) -> Event:
-        pool, request_id, search = self.pool, self.request_id, effect.search
+        pool, request_id = self.pool, self.request_id
         placing = pool.grant_waiters.placing
         placing[request_id] = None
         try:
-            placed = await drive(search.run(), pool.placing)
-            self._uncounted, reply = placed, placed.reply
-            if reply.status is _PLACE_HELD:
+            course = await drive(effect.search.run(), pool.placing)
+            self._uncounted, placed = course, course.placed
+            if placed.reply.status is _PLACE_HELD:
                 self._waiter = pool.grant_waiters.expect(request_id, self.machine.attempt)
-                return Reserved(placed, None)
+                return Reserved(course, None)
         except SearchFailed as failed:
-            pool.metrics.stale.inc(search.stale_rounds)
+            pool.metrics.stale.inc(failed.course.stale_rounds)
             return NotPlaced(failed)
         finally:
             placing.pop(request_id, None)
-        instance_id = reply.instance_id
-        assert instance_id is not None
-        return Reserved(placed, pool.view.view.instances.get(instance_id) or await self._new_member(instance_id))
+        instance_id = placed.instance_id
+        return Reserved(course, pool.view.view.instances.get(instance_id) or await self._new_member(instance_id))
 
     async def _await_instance(self, effect: AwaitInstance) -> Event:
         is_ready = await self.pool.instance_waiters.wait(effect.within_s)
@@ -421,7 +420,7 @@ class LiveRequest:
 
     async def _reserve_decoder(self, effect: ReserveDecoder) -> Event:
         try:
-            placed = await drive(effect.search.run(), self.pool.placing)
+            placed = (await drive(effect.search.run(), self.pool.placing)).placed
         except SearchFailed:
             return NoDecoder()
         known = self.pool.view.view.instances.get(placed.instance_id)
@@ -446,12 +445,12 @@ class LiveRequest:
 
     async def _refuse(self, effect: Refuse) -> Event:
         if effect.why is Refusal.LIMITED:
-            self.context.metrics.tenants.of(self.machine.spec.tenant).limited.inc()
+            self.context.metrics.tenants.of(self.machine.spec.claim.tenant).limited.inc()
             self.pool.metrics.limited.inc()
         error = refusal(effect, self.machine, self.pool)
-        draws, drawn = self.machine.spec.draws, self.machine.drawn
+        draws, drawn = self.machine.spec.claim.draws, self.machine.drawn
         if effect.why is Refusal.LIMITED and draws is not None and drawn is not None:
-            self.context.limit_hits.hit(self.machine.spec.tenant, draws, drawn, self._now_s())
+            self.context.limit_hits.hit(self.machine.spec.claim.tenant, draws, drawn, self._now_s())
         if draws is not None and drawn is not None and drawn.left:
             error.limit_fields = refused_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
         raise error
@@ -475,9 +474,9 @@ class LiveRequest:
     def _count_placed(self) -> None:
         """Count each placement once: when the request is held, else when it is on its way, which counting would
         delay."""
-        placed, self._uncounted = self._uncounted, None
-        if placed is not None:
-            count_placed(placed, self.machine, self.pool.metrics)
+        course, self._uncounted = self._uncounted, None
+        if course is not None:
+            count_placed(course, self.machine, self.pool.metrics)
 
     def _close(self, _: Close) -> None:
         machine, context, pool = self.machine, self.context, self.pool
@@ -493,8 +492,8 @@ class LiveRequest:
         count_end(machine, pool.metrics)
         if self._deadline is not None or self._is_overdue:
             self._count_on_time()
-        if spec.tenant and outcome is not None:
-            context.metrics.tenants.of(spec.tenant).count_end(outcome, machine.usage)
+        if spec.claim.tenant and outcome is not None:
+            context.metrics.tenants.of(spec.claim.tenant).count_end(outcome, machine.usage)
         if chain is None:
             if context.ended is not None:
                 context.ended(self._explanation(0), self.inference_request.trace)

@@ -69,8 +69,8 @@ def _last_failure(machine: RequestMachine) -> InstanceFailure:
 
 
 def _limited(refuse: Refuse, machine: RequestMachine) -> RouterError:
-    assert machine.spec.draws is not None and refuse.failed is not None and refuse.failed.limited is not None
-    return over_limit(machine.spec.tenant, machine.spec.draws, refuse.failed.limited)
+    assert machine.spec.claim.draws is not None and refuse.failed is not None and refuse.failed.limited is not None
+    return over_limit(machine.spec.claim.tenant, machine.spec.claim.draws, refuse.failed.limited)
 
 
 def _quarantined(refuse: Refuse) -> RouterError:

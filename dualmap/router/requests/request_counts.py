@@ -7,7 +7,7 @@ from typing import Final
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.prompt import ReadPrompt
 from dualmap.router.telemetry.metrics import PoolMetrics
-from dualmap.scheduling.placing.placement import Placed
+from dualmap.scheduling.placing.placement import SearchCourse
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
 from dualmap.scheduling.request.outcome import ANSWERED
 from dualmap.scheduling.state.legs import Leg
@@ -15,14 +15,14 @@ from dualmap.scheduling.state.legs import Leg
 _PREFILL: Final = Leg.PREFILL
 
 
-def count_placed(placed: Placed, machine: RequestMachine, metrics: PoolMetrics) -> None:
+def count_placed(course: SearchCourse, machine: RequestMachine, metrics: PoolMetrics) -> None:
     """Count a placement. It judges what the placement means, for the head of the answer too."""
+    placed = course.placed
     metrics.reasons[placed.decision.reason].value += 1
-    (metrics.split if placed.reply.leg is _PREFILL else metrics.whole).value += 1
-    search = machine.searches[-1][0]
-    (metrics.one_trip if search.trips == 1 else metrics.more_trips).value += 1
-    if search.stale_rounds:
-        metrics.stale.inc(search.stale_rounds)
+    (metrics.split if placed.reply.chosen.leg is _PREFILL else metrics.whole).value += 1
+    (metrics.one_trip if course.trips == 1 else metrics.more_trips).value += 1
+    if course.stale_rounds:
+        metrics.stale.inc(course.stale_rounds)
     if machine.tries <= 1 and machine.placed_s is not None and machine.awaits_since_s is None:
         metrics.decision_s.observe(machine.placed_s)
     if machine.grant is None and machine.phase in ON_AN_INSTANCE:

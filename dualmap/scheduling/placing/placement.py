@@ -8,29 +8,26 @@ do not weigh observe, then reserve what they chose.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import KW_ONLY, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.estimates.weights import Form, Weights, features_of
-from dualmap.scheduling.placing.decision import Decision, Policy, RouteQuery
+from dualmap.scheduling.estimates.weights import Form, features_of
+from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
 from dualmap.scheduling.placing.options import (
-    SCHEDULED,
     Option,
-    SecondOption,
+    Weighing,
     choose_option,
-    judge,
-    judge_transfer,
     named_in,
 )
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
 from dualmap.scheduling.state.hotness import HashKey
-from dualmap.scheduling.state.instance import InstanceLoad, Role
+from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.view import ClusterView
@@ -74,22 +71,13 @@ class PlaceStatus(StrEnum):
 _NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE, PlaceStatus.LIMITED})
 _RESERVED = frozenset({PlaceStatus.DISPATCHED, PlaceStatus.HELD})
 _DECODE = Leg.DECODE
+_ONLY_ONE = Reason.ONLY_ONE
 
 
 @value
-class Placement:
-    """The placement of one request, as the store is called with it."""
+class Queueing:
+    """How a placement treats a request for which an instance has no room, or no time."""
 
-    request: StoredRequest
-    """The request, held and without an instance; its ``enqueued_ms`` is 0 if it was never placed before."""
-    chain: Chain
-    instances: tuple[str, ...]
-    weights: Weights
-    beyond_from_s: float | None = None
-    """The instance that holds the prefix, and the least loaded, are weighed too where they could cost so much less than
-    those named; None: they are not."""
-    excluded: frozenset[str] = _NONE
-    """Never weighed."""
     rank_ms: int = 0
     """The place of the request in a queue, from ``enqueued_ms`` on, see ``scheduling.queues.queue_order``."""
     defers: bool = False
@@ -102,29 +90,73 @@ class Placement:
     rebalances: bool = False
     """Whether an expected miss of the SLO requests a rebalance of the instance, and of the next best if that is late
     too."""
-    max_pending_tokens: int | None = None
-    """STALE where the instance has more."""
-    leg: Leg = Leg.WHOLE
-    """How it counts on these instances. A decode leg is never held, and prefilled from the start."""
-    roles: tuple[Role, ...] = SCHEDULED
-    """Roles whose least loaded instances are weighed beyond the candidates."""
-    decider: Form = Form()
-    """Form by which the instance of least cost is compared with that of ``other``. Features as in weights."""
-    other: SecondOption | None = None
-    """The second option, taken if the decider of its instance of least cost is lower."""
+    band: int | None = None
+    """The lowest band of its priority class; None: there are no classes."""
+    fills: bool = False
+    """The request fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as
+    deferred."""
+
+
+@value
+class Placement:
+    """The placement of one request, as the store is called with it."""
+
+    request: StoredRequest
+    """The request, held and without an instance; its ``enqueued_ms`` is 0 if it was never placed before."""
+    chain: Chain
+    weighing: Weighing
+    """The leg and the instances that the request is placed as and on, at least cost."""
+    other: Weighing | None = None
+    """A second option, taken if the decider of its instance of least cost is lower."""
+    excluded: frozenset[str] = _NONE
+    """Instances that are never weighed."""
+    queueing: Queueing = Queueing()
+    _: KW_ONLY
     draws: Draws | None = None
     """LIMITED where they do not all fit; else they are drawn with the reservation."""
     must_draw: bool = False
     """The budgets are overdrawn rather than that the request is refused: it was admitted before."""
     share: Share | None = None
     """The tenant as the books of shares have it; None: the request is not judged among tenants."""
-    band: int | None = None
-    """The lowest band of its priority class; None: there are no classes."""
-    fills: bool = False
-    """The request fills idle room: it is dispatched at once where nothing else is to be prefilled, else held as
-    deferred."""
+    max_pending_tokens: int | None = None
+    """STALE where the instance has more."""
     hot_tokens: int = 0
     """Tokens of its hot prefix."""
+
+
+@value
+class Observation:
+    """What one call of the store found: the loads that a choice is made from."""
+
+    epoch: int
+    tree_version: int
+    loads: Mapping[str, InstanceLoad]
+    """Loads by instance id, those of the weighed instances, or in the order requested; unknown instances are
+    missing."""
+    now_ms: int = 0
+    hits: Mapping[str, int] = field(default_factory=dict)
+    """The hit blocks of the loads that a placement found: to make a load may take work."""
+    sequence: int = 0
+    """A number that grows by one with every observation in the pool, over all replicas; 0 for a placement."""
+
+
+@value
+class Chosen:
+    """The instance that a placement chose, and what it found there."""
+
+    instance_id: str | None = None
+    """None: no instance takes requests."""
+    alternative_id: str | None = None
+    leg: Leg = Leg.WHOLE
+    """The leg as which the request was placed."""
+    uncached_tokens: int = 0
+    """Prompt tokens to prefill where the request was placed. Resident blocks are subtracted; in a queue by order of
+    arrival, reserved blocks as well."""
+    ttft_s: float = 0.0
+    """Expected TTFT where the request was placed, by the weights."""
+    running_requests: int = 0
+    """Requests that ran on the instance before this one."""
+    context_tokens: int = 0
 
 
 @value
@@ -132,28 +164,12 @@ class PlaceReply:
     """The store's reply to a placement: the loads it found and the reservation it made."""
 
     status: PlaceStatus
-    epoch: int
-    tree_version: int
-    now_ms: int
-    loads: Mapping[str, InstanceLoad]
-    """Loads of the weighed instances, before the reservation."""
-    instance_id: str | None = None
-    alternative_id: str | None = None
-    uncached_tokens: int = 0
-    """Prompt tokens to prefill where the request was placed. Resident blocks are subtracted; in a queue by order of
-    arrival, reserved blocks as well."""
+    seen: Observation
+    """The pool before the reservation."""
+    chosen: Chosen = Chosen()
     enqueued_ms: int = 0
     queue: QueueHead | None = None
     """The queue where the request is held although there is room: to be planned."""
-    leg: Leg = Leg.WHOLE
-    """The leg as which the request was placed."""
-    hits: Mapping[str, int] = field(default_factory=dict)
-    """The hit blocks of the loads: to make a load may take work."""
-    ttft_s: float = 0.0
-    """Expected TTFT where the request was placed, by the weights."""
-    running_requests: int = 0
-    """Requests that ran on the instance before this one."""
-    context_tokens: int = 0
     drawn: Drawn | None = None
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
     standing: Standing | None = None
@@ -161,18 +177,6 @@ class PlaceReply:
     max_load_tokens: int | None = None
     """Tokens that its engine may load from tiers: loading more takes longer than computing; None: all that they have.
     """
-
-
-@value
-class Observation:
-    """Loads and sequence number that a choice is made from, read in one round trip."""
-
-    epoch: int
-    tree_version: int
-    sequence: int
-    """Grows by one with every observation in the pool, over all replicas."""
-    loads: Mapping[str, InstanceLoad]
-    """Loads by instance id, in the order requested; unknown instances are missing."""
 
 
 class PlacingPort(Protocol):
@@ -247,6 +251,8 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         limited: Drawn | None = None,
     ) -> None:
         super().__init__("no instance takes the request")
+        self.course = NO_COURSE
+        """The course of the search."""
         self.full = full
         """Instances whose queue is full."""
         self.missed = missed
@@ -271,7 +277,7 @@ class Placed:
 
     @property
     def instance_id(self) -> str:
-        chosen = self.reply.instance_id
+        chosen = self.reply.chosen.instance_id
         assert chosen is not None
         return chosen
 
@@ -284,7 +290,29 @@ class Placed:
 
     def features(self, chain: Chain, decode_stall_s: float) -> Form:
         """Features of the chosen instance and the request's chain, which its first token is learned with."""
-        return features_of(self.reply.loads[self.instance_id], chain, decode_stall_s)
+        return features_of(self.reply.seen.loads[self.instance_id], chain, decode_stall_s)
+
+
+@value
+class SearchCourse:
+    """What a search came to, and how."""
+
+    rounds: tuple[Placed, ...] = ()
+    """Every choice, the last one last."""
+    key: HashKey | None = None
+    """The hash key by which its first candidates were found; None: there have been none."""
+    trips: int = 0
+    """Calls made to the store."""
+    stale_rounds: int = 0
+
+    @property
+    def placed(self) -> Placed:
+        """The choice that the store took."""
+        return self.rounds[-1]
+
+
+NO_COURSE: Final = SearchCourse()
+"""The course of a search that was never run."""
 
 
 @value
@@ -298,11 +326,30 @@ class SearchRules:
     at_once: bool = False
     """Nothing is to be held for a dispatch window, see ``holds``."""
     split: SplitRule | None = None
-    """Decides whether a request is split that may be; None: each is served by one instance, whatever the pool's
-    roles."""
+    """Decides whether a request is split; None: each is served by one instance, whatever the pool's roles."""
 
 
-@record
+@value
+class Claim:
+    """What a request may take beside others: from the budgets of its tenant, by the tenant's share, by its class."""
+
+    tenant: str = ""
+    """The tenant that it is for; empty: none."""
+    account: str = ""
+    """The account that it is metered for, see ``scheduling.request.metering``; empty: it is not metered."""
+    draws: Draws | None = None
+    """The draws from the budgets of the tenant."""
+    weight: float | None = None
+    """The weight of its tenant; None: nothing is shared among tenants."""
+    class_rank: int = 0
+    """The place of its priority class, where the pool has any."""
+
+
+NO_CLAIM: Final = Claim()
+"""The claim of a request in a pool without tenants and classes."""
+
+
+@value
 class Search:
     """One search; ``run`` it once for every attempt."""
 
@@ -310,90 +357,97 @@ class Search:
     query: RouteQuery
     """Nothing excluded but where it failed before. Its SLO is that of its prefill where it may be split."""
     request: StoredRequest
+    claim: Claim = NO_CLAIM
     refuses: bool = False
     """Late requests are refused."""
-    may_split: bool = False
     leg: Leg = Leg.WHOLE
     """DECODE for the second leg of a split request."""
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
-    draws: Draws | None = None
-    """The draws of the request from its tenant's budgets."""
-    must_draw: bool = False
-    """The request was admitted before: its budgets are overdrawn rather than that it is refused."""
-    weight: float | None = None
-    """The weight of its tenant; None: no books of shares are kept."""
-    class_rank: int = 0
-    rounds: list[Placed] = field(default_factory=list)
-    """Every choice, the last one last."""
-    full: frozenset[str] = _NONE
-    gone: frozenset[str] = _NONE
-    trips: int = 0
-    """Calls made to the store."""
-    key: HashKey | None = None
-    """The hash key by which its first candidates were found; None: there have been none."""
-    _refreshed: bool = False
-    _ignores_breakers: bool = False
-    stale_rounds: int = 0
-    _trusts_prior: bool = False
-    """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
 
-    def run(self) -> Steps[PlacingPort, Placed]:
-        """The placed request; its last round.
+    def run(self) -> Steps[PlacingPort, SearchCourse]:
+        """The course of the search, which placed the request.
 
         Raises:
             SearchFailed: see there.
         """
-        for _ in range(MAX_ROUNDS):
-            try:
-                placed = yield from self._round()
-            except NoInstanceError:
-                yield from self._widen()
-                continue
-            if placed is None:
-                continue
-            self.rounds.append(placed)
-            status = placed.reply.status
-            if status in _RESERVED:
-                return placed
-            match status:
-                case PlaceStatus.MISSED:
-                    if not self._prior_meets_slo(placed):
-                        raise SearchFailed(missed=placed)
-                    self._trusts_prior = True
-                case PlaceStatus.QUEUE_FULL:
-                    self.full |= {placed.instance_id}
-                case PlaceStatus.STALE:
-                    self.stale_rounds += 1
-                    self._trusts_prior = False
-        raise SearchFailed(self.full)
+        return _Run(self).run()
+
+
+@record
+class _Run:
+    """The state of a search while it runs."""
+
+    search: Search
+    rounds: tuple[Placed, ...] = ()
+    full: frozenset[str] = _NONE
+    gone: frozenset[str] = _NONE
+    trips: int = 0
+    key: HashKey | None = None
+    refreshed: bool = False
+    ignores_breakers: bool = False
+    stale_rounds: int = 0
+    trusts_prior: bool = False
+    """An idle instance refused what its prior would serve in time: it takes the request if it is idle still."""
+
+    def run(self) -> Steps[PlacingPort, SearchCourse]:
+        """See ``Search.run``."""
+        try:
+            for _ in range(MAX_ROUNDS):
+                try:
+                    placed = yield from self._round()
+                except NoInstanceError:
+                    yield from self._widen()
+                    continue
+                if placed is None:
+                    continue
+                self.rounds += (placed,)
+                status = placed.reply.status
+                if status in _RESERVED:
+                    return self._course()
+                match status:
+                    case PlaceStatus.MISSED:
+                        if not self._prior_meets_slo(placed):
+                            raise SearchFailed(missed=placed)
+                        self.trusts_prior = True
+                    case PlaceStatus.QUEUE_FULL:
+                        self.full |= {placed.instance_id}
+                    case PlaceStatus.STALE:
+                        self.stale_rounds += 1
+                        self.trusts_prior = False
+            raise SearchFailed(self.full)
+        except SearchFailed as failed:
+            failed.course = self._course()
+            raise
+
+    def _course(self) -> SearchCourse:
+        return SearchCourse(self.rounds, self.key, self.trips, self.stale_rounds)
 
     def _round(self) -> Steps[PlacingPort, Placed | None]:
         """One choice; None where nothing could be chosen from. Raises NoInstanceError."""
-        options, policy = self._options(), self.rules.policy
+        options, rules = self._options(), self.search.rules
+        policy = rules.policy
         if policy.weighs:
             placement = self._placement(options)
             reply = yield from Place(placement)
             if reply.status in _NONE_CHOSEN:
                 return (yield from self._none_chosen(placement, reply))
-            assert reply.instance_id is not None
-            where = reply.instance_id, reply.alternative_id, reply.hits, reply.loads
-            option = options[-1] if reply.leg is options[-1].leg else options[0]
-            if option.leg is _DECODE:  # at once: what is kept for later would keep the chain
-                transfer = judge_transfer(policy, option, *where, reply.uncached_tokens)
-                return Placed(reply, option.instances, transfer)
-            return Placed(reply, option.instances, partial(judge, policy, option, *where, reply.ttft_s))
+            leg, option = reply.chosen.leg, options[-1]
+            if leg is not option.weighing.leg:
+                option = options[0]
+            if leg is _DECODE:  # at once: what is kept for later would keep the chain
+                return Placed(reply, option.weighing.instances, judge_transfer(policy, option, reply))
+            return Placed(reply, option.weighing.instances, partial(judge, policy, option, reply))
         self.trips += 1
-        named, chain = named_in(options), self.query.chain
+        named, chain = named_in(options), self.search.query.chain
         seen = yield from Observe(named, chain)
-        option, decision = choose_option(
-            self.rules.policy, options, seen.sequence, seen.loads, self.rules.decode_stall_s
-        )
+        option, decision = choose_option(policy, options, seen.sequence, seen.loads, rules.decode_stall_s)
         placement = self._placement([option], self._most(decision))
         reply = yield from Place(placement)
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
-        reply = replace(reply, loads=seen.loads, alternative_id=decision.alternative_id)
+        chosen = replace(reply.chosen, alternative_id=decision.alternative_id)
+        reply = replace(reply, seen=replace(reply.seen, loads=seen.loads), chosen=chosen)
         return Placed(reply, named, decision)
 
     def _none_chosen(self, placement: Placement, reply: PlaceReply) -> Steps[PlacingPort, Placed | None]:
@@ -402,18 +456,19 @@ class Search:
             raise SearchFailed(duplicate=True)
         if reply.status is PlaceStatus.LIMITED:
             raise SearchFailed(limited=reply.drawn)
-        self.gone |= frozenset(placement.instances + (placement.other.instances if placement.other else ()))
+        self.gone |= frozenset(placement.weighing.instances + (placement.other.instances if placement.other else ()))
         yield from Refresh()
         return None
 
     def _options(self) -> list[Option]:
         """The options of the request as of now, one or two. Raises NoInstanceError."""
-        view = self.rules.fleet.sight.view.serving(self.request.model)
+        search = self.search
+        view = search.rules.fleet.sight.view.serving(search.request.model)
         if view.decoding is None:
-            return [self._option(self.leg, view, None)]
-        rule = self.rules.split
-        if rule is None or not self.may_split:
-            return [self._option(self.leg, view.of(self.leg), None)]
+            return [self._option(search.leg, view, None)]
+        rule = search.rules.split
+        if rule is None:
+            return [self._option(search.leg, view.of(search.leg), None)]
         options: list[Option] = []
         for leg in rule.legs:
             try:
@@ -427,25 +482,26 @@ class Search:
 
     def _option(self, leg: Leg, view: ClusterView, rule: SplitRule | None) -> Option:
         query, instances = self._candidates(view)
-        learned = self.rules.fleet.sight.learned
-        weights = self.rules.policy.weights(query, learned)
+        rules = self.search.rules
+        learned, policy = rules.fleet.sight.learned, rules.policy
+        weights, beyond_from_s = policy.weights(query, learned), policy.beyond_from_s if policy.weighs else None
         if rule is None:
-            return Option(leg, query, instances, weights, _NOT_COMPARED, view.roles)
+            return Option(query, Weighing(leg, instances, weights, _NOT_COMPARED, beyond_from_s, view.roles))
         split = leg is Leg.PREFILL
         transfer_s = rule.transfer_s(learned, query.chain.prompt_tokens) if split else 0.0
-        return Option(
-            leg, query, instances, weights, rule.decider(split=split, learned=learned), view.roles, transfer_s
-        )
+        decider = rule.decider(split=split, learned=learned)
+        return Option(query, Weighing(leg, instances, weights, decider, beyond_from_s, view.roles), transfer_s)
 
     def _candidates(self, view: ClusterView) -> tuple[RouteQuery, tuple[str, ...]]:
         """The instances to weigh, none behind an open breaker if there are others; and the query with what that
         excludes."""
-        query, rules = self.query, self.rules
+        search = self.search
+        query, rules = search.query, search.rules
         policy = rules.policy
         excluded = query.excluded | self.full | self.gone
-        if self.only is not None:
-            excluded |= view.instances.keys() - self.only
-        blocked = _NONE if self._ignores_breakers else rules.fleet.blocked()
+        if search.only is not None:
+            excluded |= view.instances.keys() - search.only
+        blocked = _NONE if self.ignores_breakers else rules.fleet.blocked()
         key = view.key_of(query.chain)
         if self.key is None:
             self.key = key
@@ -460,77 +516,74 @@ class Search:
         return _asked(query, key, excluded | blocked, pair), candidates
 
     def _placement(self, options: list[Option], most: int | None = None) -> Placement:
-        rules, option = self.rules, options[0]
-        policy, order = rules.policy, rules.order
+        search, option = self.search, options[0]
+        rules, request, claim, query = search.rules, search.request, search.claim, option.query
+        order, excluded, other = rules.order, query.excluded, None
         self.trips += 1
-        beyond_from_s, other = policy.beyond_from_s if policy.weighs else None, None
-        excluded = option.query.excluded
-        band, fills = None, False
-        if order.classes and self.leg is not _DECODE:
-            band = class_band(min(self.class_rank, len(order.classes) - 1))
+        band, fills, is_decoded = None, False, search.leg is _DECODE
+        if order.classes and not is_decoded:
+            band = class_band(min(claim.class_rank, len(order.classes) - 1))
             fills = band >= order.fills_from
         if len(options) > 1:
-            other = options[1].as_second(beyond_from_s)
+            other = options[1].weighing
             excluded |= options[1].query.excluded
         return Placement(
-            self.request,
-            option.query.chain,
-            option.instances,
-            option.weights,
-            beyond_from_s,
-            excluded,
-            order.rank_ms(self.request.slo_ms),
-            order.by_deadline,
-            rules.at_once,
-            self.refuses and not self._trusts_prior and not fills,
-            policy.rebalances,
-            0 if self._trusts_prior else most,
-            option.leg,
-            option.roles,
-            option.decider,
+            request,
+            query.chain,
+            option.weighing,
             other,
-            self.draws,
-            self.must_draw,
-            self._share(),
-            band,
-            fills,
-            0 if option.query.key is None else option.query.key.hot_tokens,
+            excluded,
+            Queueing(
+                order.rank_ms(request.slo_ms),
+                order.by_deadline,
+                rules.at_once,
+                search.refuses and not self.trusts_prior and not fills,
+                rules.policy.rebalances,
+                band,
+                fills,
+            ),
+            draws=claim.draws,
+            must_draw=is_decoded or request.attempt > 1,  # it was admitted before
+            share=None if claim.weight is None else self._share(claim.weight),
+            max_pending_tokens=0 if self.trusts_prior else most,
+            hot_tokens=0 if query.key is None else query.key.hot_tokens,
         )
 
-    def _share(self) -> Share | None:
-        """The figures of its tenant. None where no books are kept, and where requests go in the order in which they
-        came, as none is passed over there."""
-        if self.weight is None or not self.rules.order.by_deadline or self.leg is _DECODE:
+    def _share(self, weight: float) -> Share | None:
+        """The figures of its tenant. None where requests go in the order in which they came, as none is passed over
+        there."""
+        search = self.search
+        if not search.rules.order.by_deadline or search.leg is _DECODE:
             return None
-        return Share(self.request.shares_as or NO_TENANT, self.weight, len(self.rules.fleet.sight.view.ready))
+        return Share(search.request.shares_as or NO_TENANT, weight, len(search.rules.fleet.sight.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""
         if decision.seen_pending_tokens is None or self.stale_rounds >= CHECKED_ROUNDS:
             return None
-        spec = self.rules.fleet.sight.view.instances[decision.instance_id]
+        spec = self.search.rules.fleet.sight.view.instances[decision.instance_id]
         return decision.seen_pending_tokens + spec.dispatch_window_tokens
 
     def _prior_meets_slo(self, missed: Placed) -> bool:
         """Whether the instance is idle, and would meet the SLO by its prior. Such an instance refuses nothing: a
         refused request teaches nothing, so a wrong estimate would refuse such requests for ever."""
-        load = missed.reply.loads[missed.instance_id]
-        spec = self.rules.fleet.sight.view.instances.get(load.instance_id)
+        load = missed.reply.seen.loads[missed.instance_id]
+        spec = self.search.rules.fleet.sight.view.instances.get(load.instance_id)
         if spec is None or load.pending_tokens > 0 or load.kv_demand >= 1.0:
             return False
         as_described = replace(load, prefill_tokens_per_s=spec.prefill_tokens_per_s)
-        ttft_s = Learned().ttft.of(features_of(as_described, self.query.chain, self.rules.decode_stall_s))
-        return ttft_s <= self.query.slo_s
+        ttft_s = Learned().ttft.of(features_of(as_described, self.search.query.chain, self.search.rules.decode_stall_s))
+        return ttft_s <= self.search.query.slo_s
 
     def _widen(self) -> Steps[PlacingPort, None]:
         """No instance can take the request: refresh the members, then try even those whose breaker is open."""
         if self.full:
             raise SearchFailed(self.full)
-        if not self._refreshed:
-            self._refreshed, self.gone = True, frozenset()
+        if not self.refreshed:
+            self.refreshed, self.gone = True, frozenset()
             yield from Refresh()
-        elif not self._ignores_breakers:
-            self._ignores_breakers = True
+        elif not self.ignores_breakers:
+            self.ignores_breakers = True
         else:
             raise SearchFailed
 
@@ -538,3 +591,35 @@ class Search:
 def _asked(query: RouteQuery, key: HashKey, excluded: frozenset[str], pair: tuple[str, ...] = ()) -> RouteQuery:
     """The query with its key, and other instances excluded."""
     return RouteQuery(query.chain, query.slo_s, query.sequence, query.expected_output_tokens, excluded, pair, key)
+
+
+def judge(policy: Policy, option: Option, reply: PlaceReply) -> Decision:
+    """The store's choice among the instances of an option, as a decision."""
+    chain, chosen, hits = option.query.chain, reply.chosen, reply.seen.hits
+    instance_id, alternative_id, ttft_s = chosen.instance_id, chosen.alternative_id, chosen.ttft_s
+    assert instance_id is not None
+    expected_ttft_s = (ttft_s if ttft_s > 0.0 else 0.0) + option.transfer_s
+    hit, uncached_tokens = hits[instance_id], chain.uncached_tokens(hits[instance_id])
+    if alternative_id is None:
+        return Decision(instance_id, hit, uncached_tokens, expected_ttft_s, _ONLY_ONE)
+    reason = policy.reason(option.query, hits, reply.seen.loads, instance_id, alternative_id)
+    there = chain.uncached_tokens(hits[alternative_id])
+    return Decision(instance_id, hit, uncached_tokens, expected_ttft_s, reason, alternative_id, there)
+
+
+def judge_transfer(policy: Policy, option: Option, reply: PlaceReply) -> Decision:
+    """The store's choice for a decode leg, as a decision. Its first token waits for the transfer, so no load is read
+    for it."""
+    chain, transfer, chosen = option.query.chain, option.weighing.weights.ttft, reply.chosen
+    instance_id, other, uncached_tokens = chosen.instance_id, chosen.alternative_id, chosen.uncached_tokens
+    assert instance_id is not None
+    return Decision(
+        instance_id,
+        (chain.prompt_tokens - uncached_tokens) // chain.block_tokens,
+        uncached_tokens,
+        transfer.constant + transfer.uncached_tokens * uncached_tokens,
+        _ONLY_ONE
+        if other is None
+        else policy.reason(option.query, reply.seen.hits, reply.seen.loads, instance_id, other),
+        other,
+    )

@@ -26,7 +26,7 @@ Times are seconds of the driver's monotonic clock. What is recorded of the reque
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -36,11 +36,15 @@ from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
 from dualmap.scheduling.placing.decision import Policy, RouteQuery
 from dualmap.scheduling.placing.placement import (
+    NO_CLAIM,
+    NO_COURSE,
+    Claim,
     Fleet,
     Placed,
     PlaceReply,
     PlaceStatus,
     Search,
+    SearchCourse,
     SearchFailed,
     SearchRules,
 )
@@ -296,7 +300,7 @@ class TrialOver:
 class Reserved:
     """The search took an instance, or a place in a queue."""
 
-    placed: Placed
+    course: SearchCourse
     target: InstanceSpec | None
     """The instance to send it to; None where the instance is no member any more, and where it is held."""
 
@@ -714,6 +718,8 @@ class RequestRules:
     eviction: EvictionRule | None = field(init=False)
     """The rule by which answers leave for others; None: no class is evictable."""
     search: SearchRules = field(init=False)
+    search_whole: SearchRules = field(init=False)
+    """The rules of searches for requests that may not be split."""
     decode_search: SearchRules = field(init=False)
     """The rules of searches for decode legs, whatever the policy of the others is."""
     max_hold_s: float = field(init=False)
@@ -732,8 +738,9 @@ class RequestRules:
             rule,
         )
         object.__setattr__(self, "search", search)
+        object.__setattr__(self, "search_whole", replace(search, split=None))
         decode_policy = DecodeLegs(scheduling.kv_weight_s, rule)
-        object.__setattr__(self, "decode_search", replace(search, policy=decode_policy, at_once=False))
+        object.__setattr__(self, "decode_search", replace(search, policy=decode_policy, at_once=False, split=None))
         object.__setattr__(self, "max_hold_s", scheduling.max_hold_s)
 
 
@@ -748,6 +755,8 @@ class RequestSpec:
     slo_s: float
     model: str = ""
     """The name that its instance is asked for."""
+    claim: Claim = NO_CLAIM
+    _: KW_ONLY
     expected_output_tokens: int = 0
     output_limit: int | None = None
     """The most tokens that its answer may have; None: it sets no limit."""
@@ -765,16 +774,6 @@ class RequestSpec:
     """The instances that may be sent it; None: any."""
     hides_first_token: bool = False
     """The time of its first token is not seen, though its answer streams."""
-    tenant: str = ""
-    """The tenant that it is for; empty: none."""
-    draws: Draws | None = None
-    """The draws from the budgets of the tenant."""
-    account: str = ""
-    """The account that it is metered for, see ``scheduling.request.metering``; empty: it is not metered."""
-    weight: float | None = None
-    """The weight of its tenant; None: nothing is shared among tenants."""
-    class_rank: int = 0
-    """The place of its priority class, where the pool has any."""
     can_go_on: bool = False
     """The request streams, and another instance could go on with its answer."""
     answers: int = 1
@@ -905,8 +904,10 @@ class RequestMachine:
         self.spec = spec
         self.rules = rules
         self.started_s = now_s
-        self.searches: list[tuple[Search, int]] = []
-        """Every search for an instance, with its attempt."""
+        self.searches: list[tuple[SearchCourse, int]] = []
+        """The course of every search for an instance that came to an end, with its attempt."""
+        self.searched: StoredRequest | None = None
+        """The record that it was, or is, to be placed by last: nothing of it is said twice."""
 
     def on(self, event: Event, now_s: float) -> Effects:
         """Take in what happened; returns what is to be done.
@@ -960,7 +961,7 @@ class RequestMachine:
     def is_evictable(self) -> bool:
         """Whether it may have to leave its instance for a request of a higher class."""
         rule = self.rules.eviction
-        return rule is not None and self.spec.can_go_on and rule.is_evictable(self.spec.class_rank)
+        return rule is not None and self.spec.can_go_on and rule.is_evictable(self.spec.claim.class_rank)
 
     def instance_for(self, leg: Leg) -> InstanceSpec:
         """The instance that has room for the leg; WHOLE: for the request itself. The caller knows that there is one."""
@@ -995,12 +996,12 @@ class RequestMachine:
     @property
     def was_kept(self) -> bool:
         """Whether its record was kept after a try, so that it is metered even if no instance has it any more."""
-        return self.attempt > 1 and self.spec.account != ""
+        return self.attempt > 1 and self.spec.claim.account != ""
 
     @property
     def is_kept(self) -> bool:
         """Whether no instance has its record, or is to have it, and it is not over."""
-        if not self.spec.account or self.spec.chain is None or self.phase is _DONE:
+        if not self.spec.claim.account or self.spec.chain is None or self.phase is _DONE:
             return False
         if self.placed is None:
             return self.tries > 0 or self.attempt > 1
@@ -1076,36 +1077,34 @@ class RequestMachine:
     def _search(self, now_s: float) -> Effects:
         chain = self.chain()
         if chain is None:
-            if self.spec.account and not self.registered:
-                return (Register(self.register_record(), self.spec.draws),)
+            if self.spec.claim.account and not self.registered:
+                return (Register(self.register_record(), self.spec.claim.draws),)
             return self._pick(now_s)
         search = self._new_search(chain)
-        self.searches.append((search, self.attempt))
+        self.searched = search.request
         return (Reserve(search),)
 
     def _new_search(self, chain: Chain) -> Search:
         rules, spec, slo_s = self.rules, self.spec, self.spec.slo_s
-        search, view = rules.search, rules.fleet.sight.view
-        if spec.may_split and search.split is not None and view.decoding is not None:
-            slo_s = search.split.prefill_slo_s(slo_s, chain.prompt_tokens, view, rules.fleet.sight.learned)
+        search, sight = rules.search_whole, rules.fleet.sight
+        if spec.may_split:
+            search, view = rules.search, sight.view
+            if search.split is not None and view.decoding is not None:
+                slo_s = search.split.prefill_slo_s(slo_s, chain.prompt_tokens, view, sight.learned)
         if spec.pinned_to is not None:
             search = replace(search, policy=Pinned(search.policy, spec.pinned_to))
         return Search(
             search,
             RouteQuery(chain, slo_s, 0, self.expected_output_tokens, self.excluded),
             self._unplaced(self.request_id, chain, slo_s, self.attempt),
+            spec.claim,
             rules.refuses_late and self.attempt == 1 and not self._evicts,
-            spec.may_split,
             only=spec.only,
-            draws=spec.draws,
-            must_draw=self.attempt > 1,
-            weight=spec.weight,
-            class_rank=spec.class_rank,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
         """The record of the request, or of a leg, before it is placed."""
-        spec = self.spec
+        spec, claim = self.spec, self.spec.claim
         return StoredRequest(
             request_id,
             self.rules.replica_id,
@@ -1120,9 +1119,9 @@ class RequestMachine:
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
             model=self.stored_name(),
-            tenant=spec.tenant,
-            drawn=drawn_text(spec.draws) if spec.draws is not None else "",
-            account=spec.account,
+            tenant=claim.tenant,
+            drawn=drawn_text(claim.draws) if claim.draws is not None else "",
+            account=claim.account,
             shares_as=self._shares_as(),
         )
 
@@ -1160,11 +1159,13 @@ class RequestMachine:
         return pick_instance(rules.fleet, rules.balancer, spec.model, excluded, spec.pinned_to)
 
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
-        placed, breakers = event.placed, self.rules.evidence.breakers
+        course, breakers = event.course, self.rules.evidence.breakers
+        placed = course.placed
         reply = placed.reply
+        self.searches.append((course, self.attempt))
         self.placed = self.estimate = placed
         self.drawn = reply.drawn
-        self.enqueued_ms, self.leg = reply.enqueued_ms, reply.leg
+        self.enqueued_ms, self.leg = reply.enqueued_ms, reply.chosen.leg
         if breakers.troubled:
             breakers.sending(placed.instance_id, now_s)
         if self.tries == 0:
@@ -1176,26 +1177,29 @@ class RequestMachine:
             return (awaits,) if self.rules.eviction is None else (*self._evicting(reply), awaits)
         if event.target is None:
             return self._removed(now_s)
-        self.grant, self.uncached_tokens = None, reply.uncached_tokens
+        self.grant, self.uncached_tokens = None, reply.chosen.uncached_tokens
         dispatched = self._dispatch(event.target, now_s)
         return dispatched if self.rules.eviction is None else (*self._evicting(reply), *dispatched)
 
     def _may_evict(self) -> bool:
         rule = self.rules.eviction
-        return rule is not None and rule.may_evict(self.spec.class_rank) and self.attempt == 1 and not self._evicts
+        return (
+            rule is not None and rule.may_evict(self.spec.claim.class_rank) and self.attempt == 1 and not self._evicts
+        )
 
     def _evicting(self, reply: PlaceReply) -> Effects:
         """Have answers of lower classes leave the instance that it was placed on for the first time, if it would miss
         its SLO there."""
-        rule, chain, load = self.rules.eviction, self.chain(), reply.loads.get(reply.instance_id or "")
+        rule, chain, chosen = self.rules.eviction, self.chain(), reply.chosen
+        load = reply.seen.loads.get(chosen.instance_id or "")
         if rule is None or chain is None or load is None or self.attempt > 1:
             return _NOTHING
         shortage = rule.shortage(
-            self.spec.class_rank,
+            self.spec.claim.class_rank,
             load,
-            ttft_s=reply.ttft_s,
+            ttft_s=chosen.ttft_s,
             slo_s=self.spec.slo_s,
-            uncached_tokens=reply.uncached_tokens,
+            uncached_tokens=chosen.uncached_tokens,
             context_tokens=chain.prompt_tokens + self.expected_output_tokens,
         )
         return _NOTHING if shortage is None else (Evict(load.instance_id, shortage),)
@@ -1208,7 +1212,12 @@ class RequestMachine:
         prefill_tokens = 0 if self.phase is _ANSWERING else self.uncached_tokens
         context_tokens = chain.prompt_tokens + self.expected_output_tokens
         return AnswerUnderWay(
-            self.request_id, self.spec.class_rank, prefill_tokens, context_tokens, self.dispatched_s, self.evictions
+            self.request_id,
+            self.spec.claim.class_rank,
+            prefill_tokens,
+            context_tokens,
+            self.dispatched_s,
+            self.evictions,
         )
 
     def _granted(self, event: Granted, now_s: float) -> Effects:
@@ -1236,6 +1245,8 @@ class RequestMachine:
 
     def _not_placed(self, event: NotPlaced, now_s: float) -> Effects:
         why = event.why
+        if why.course is not NO_COURSE:
+            self.searches.append((why.course, self.attempt))
         if why.duplicate:
             self._move(Input.SEARCHES_AGAIN)
             return _RENAME
@@ -1410,9 +1421,8 @@ class RequestMachine:
             rules.decode_search,
             query,
             record,
+            self.spec.claim,  # each leg draws and gives back on its own: whichever is lost, the books agree
             leg=_DECODE,
-            draws=self.spec.draws,  # each leg draws and gives back on its own: whichever is lost, the books agree
-            must_draw=True,
         )
         return (ReserveDecoder(search),)
 
@@ -1429,15 +1439,15 @@ class RequestMachine:
             self.expected_output_tokens,
             round(self.spec.slo_s * 1000),
             model=self.stored_name(),
-            tenant=self.spec.tenant,
-            drawn=drawn_text(self.spec.draws) if self.spec.draws is not None else "",
-            account=self.spec.account,
+            tenant=self.spec.claim.tenant,
+            drawn=drawn_text(self.spec.claim.draws) if self.spec.claim.draws is not None else "",
+            account=self.spec.claim.account,
             shares_as=self._shares_as(),
         )
 
     def _shares_as(self) -> str:
         """The name of its tenant in the books of shares; empty where there are none."""
-        return "" if self.spec.weight is None else self.spec.tenant or NO_TENANT
+        return "" if self.spec.claim.weight is None else self.spec.claim.tenant or NO_TENANT
 
     def _source(self) -> frozenset[str]:
         spec = self.rules.fleet.sight.view.instances.get(self.instance_id)
@@ -1455,7 +1465,7 @@ class RequestMachine:
         leg.placed, leg.target = placed, target
         leg.last_id = self.answering_id = target.instance_id
         leg.rounds.append((placed, self.decode_attempt))
-        leg.cached_tokens = max(0, chain.prompt_tokens - placed.reply.uncached_tokens)
+        leg.cached_tokens = max(0, chain.prompt_tokens - placed.reply.chosen.uncached_tokens)
         leg.placed_s = self.age_s(now_s)
         return _SEND
 
@@ -1714,7 +1724,7 @@ class RequestMachine:
         self.outcome, self.usage, self.ended_s = outcome, usage, now_s - self.started_s
         if self.on_time is None and spec.chain is not None:
             self.on_time = self._judged_by_end(outcome, self.ended_s)
-        is_counted = spec.account or spec.draws is not None
+        is_counted = spec.claim.account or spec.claim.draws is not None
         if is_counted:
             self.charged = self._charge(before, outcome, counted)
         if self.held_since_s is not None:
@@ -1736,7 +1746,7 @@ class RequestMachine:
             if not is_counted:
                 return (*left, *self._last_releases(answered, None, ""), _CLOSE)
             return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
-        if self.registered or (reserved and before is _PLACING and spec.account):
+        if self.registered or (reserved and before is _PLACING and spec.claim.account):
             over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
             return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
@@ -1829,7 +1839,7 @@ class RequestMachine:
 
     def _returned(self, outcome: Outcome) -> Draws | None:
         """The part of its draws that it gives back to its budgets."""
-        draws, charged = self.spec.draws, self.charged
+        draws, charged = self.spec.claim.draws, self.charged
         if draws is None:
             return None
         if charged is not None:
@@ -1842,14 +1852,20 @@ class RequestMachine:
 
     def _used(self, outcome: Outcome) -> str:
         """The usage that it is metered by."""
-        return used_by(outcome, self.charged) if self.spec.account else ""
+        return used_by(outcome, self.charged) if self.spec.claim.account else ""
 
     def _try_over(self, note: str = "", *, draws_stand: bool = False) -> Release:
         """The release of all that it has, up to this attempt, but for the record by which it is metered. Where its
         draws stand, the next try takes them over, and no other request gets between."""
         spec = self.spec
-        stand = nothing_of(spec.draws) if draws_stand and spec.account and spec.draws is not None else None
-        return self._over(self.request_id, self.attempt, note, gives_back=stand, used=KEPT if self.spec.account else "")
+        stand = (
+            nothing_of(spec.claim.draws)
+            if draws_stand and spec.claim.account and spec.claim.draws is not None
+            else None
+        )
+        return self._over(
+            self.request_id, self.attempt, note, gives_back=stand, used=KEPT if self.spec.claim.account else ""
+        )
 
     def _over(
         self,

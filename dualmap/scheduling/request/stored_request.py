@@ -34,9 +34,9 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
     decision, dispatched = placed.decision, state is not RequestState.HELD
     moved = dispatched and machine.instance_id != decision.instance_id
     seen = machine.shows_first_token
-    searched = machine.searches[-1][0].request  # the record as it was placed: nothing of it is said twice
+    assert machine.searched is not None
     return replace(
-        searched,
+        machine.searched,
         instance_id=machine.instance_id if dispatched else decision.instance_id,
         state=state,
         attempt=machine.attempt,
@@ -46,7 +46,7 @@ def _own_record(machine: RequestMachine, now_ms: int, now_s: float) -> StoredReq
         prefilled_ms=now_ms if state is RequestState.PREFILLED and seen else 0,
         alternative_id=decision.instance_id if moved else decision.alternative_id,
         alternative_uncached_tokens=decision.uncached_tokens if moved else decision.alternative_uncached_tokens,
-        leg=placed.reply.leg,
+        leg=placed.reply.chosen.leg,
     )
 
 

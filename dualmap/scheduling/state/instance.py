@@ -78,7 +78,7 @@ class InstanceSpec:
 
 class Running(Protocol):
     """The requests that run on an instance, through whichever replica, as the store counts them
-    (``scheduling.state.request.counts_of``). A load, a placement's reply and a grant have these counts."""
+    (``scheduling.state.request.counts_of``). A load, what a placement chose and a grant have these counts."""
 
     @property
     def running_requests(self) -> int: ...

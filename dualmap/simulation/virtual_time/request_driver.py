@@ -146,15 +146,16 @@ class RequestDriver:
     # placing -----------------------------------------------------------------------------------------------------
     def _reserve(self, search: Search) -> Event:
         try:
-            placed = drive_now(search.run(), self._fleet)
+            course = drive_now(search.run(), self._fleet)
         except SearchFailed as failed:
             return NotPlaced(failed)
+        placed = course.placed
         held = placed.reply.status is PlaceStatus.HELD
-        return Reserved(placed, None if held else self._member(placed.instance_id))
+        return Reserved(course, None if held else self._member(placed.instance_id))
 
     def _reserve_decoder(self, search: Search) -> Event:
         try:
-            placed = drive_now(search.run(), self._fleet)
+            placed = drive_now(search.run(), self._fleet).placed
         except SearchFailed:
             return NoDecoder()
         return DecoderReserved(placed, self._member(placed.instance_id))
@@ -203,7 +204,7 @@ class RequestDriver:
         assert rule is not None
         on_instance = [each for each in self.live.values() if each.answering_id == instance_id]
         under_way = [answer for each in on_instance if (answer := each.under_way()) is not None]
-        leave = rule.evicted(machine.spec.class_rank, effect.shortage, under_way)
+        leave = rule.evicted(machine.spec.claim.class_rank, effect.shortage, under_way)
 
         def stop(_: float) -> None:
             for request_id in leave:

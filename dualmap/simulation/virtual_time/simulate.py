@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import inf
 
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.placing.placement import Claim
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
 from dualmap.scheduling.prompts.chain import Chain
@@ -345,17 +346,19 @@ class Simulation:
             output_limit=output_limit,
             may_split=True,
             hides_first_token=not self._is_seen(int(request_id)),
-            tenant=request.tenant,
-            class_rank=self._class_rank(request),
+            claim=Claim(
+                request.tenant,
+                weight=self._weights.get(request.tenant, NO_TENANT_WEIGHT) if self._weights else None,
+                class_rank=self._class_rank(request),
+            ),
             can_go_on=True,
-            weight=self._weights.get(request.tenant, NO_TENANT_WEIGHT) if self._weights else None,
         )
         machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
         replica.requests.live[request_id] = machine
         replica.requests.report(machine, Arrived())
-        search = machine.searches[0][0]
-        if search.rounds:
-            decision = search.rounds[-1].decision
+        rounds = machine.searches[0][0].rounds
+        if rounds:
+            decision = rounds[-1].decision
             outcome.expected_ttft_s = decision.expected_ttft_s
             outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
         if machine.estimate is not None:

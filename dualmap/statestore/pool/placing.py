@@ -13,11 +13,17 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from dualmap.scheduling.estimates.weights import Form, Weights
-from dualmap.scheduling.placing.options import SecondOption
-from dualmap.scheduling.placing.placement import Placement, PlaceReply, PlaceStatus
+from dualmap.scheduling.estimates.weights import Form
+from dualmap.scheduling.placing.options import Weighing
+from dualmap.scheduling.placing.placement import (
+    Chosen,
+    Observation,
+    Placement,
+    PlaceReply,
+    PlaceStatus,
+    Queueing,
+)
 from dualmap.scheduling.prompts.chain import sample_depths
-from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.budgets import Drawn, Draws, Lack, drawn_of
 from dualmap.scheduling.tenants.shares import Share, Standing
@@ -84,11 +90,7 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
             known += b'"divisions":%b,' % placement.draws.group.divisions
         if placement.must_draw:
             known += b'"must_draw":true,'
-    if placement.band is not None:
-        known += b'"band":%d,' % placement.band
-        if placement.fills:
-            known += b'"fills":true,'
-    option = _number_of(placement, options, texts)
+    option = _number_of(placement.weighing, options, texts)
     if (other := placement.other) is not None:
         named = orjson.dumps(other.instances)
         known += b'"other":{%b"option":%d,"instances":%b},' % (excluded, _number_of(other, options, texts), named)
@@ -96,17 +98,10 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
         orjson.dumps(request.request_id),
         chain.block_tokens,
         option,
-        orjson.dumps(placement.instances),
+        orjson.dumps(placement.weighing.instances),
         orjson.dumps(sample_depths(chain)),
         known,
-        _terms_json(
-            request.slo_ms,
-            placement.rank_ms,
-            placement.defers,
-            placement.at_once,
-            placement.refuses,
-            placement.rebalances,
-        ),
+        _terms_json(request.slo_ms, placement.queueing),
     )
 
 
@@ -127,7 +122,7 @@ class OptionTexts:
     def __init__(self) -> None:
         self._known: dict[tuple[object, ...], tuple[bytes, tuple[Form, ...]]] = {}
 
-    def of(self, option: Placement | SecondOption) -> bytes:
+    def of(self, option: Weighing) -> bytes:
         weights, decider = option.weights, option.decider
         cost, ttft, missed = weights
         key = (id(cost), id(ttft), id(missed), id(decider), option.beyond_from_s, option.leg, option.roles)
@@ -135,24 +130,22 @@ class OptionTexts:
         if known is None:
             if len(self._known) >= MAX_OPTION_TEXTS:
                 self._known.clear()
-            text = _option_json(weights, option.beyond_from_s, option.leg, option.roles, decider)
+            text = _option_json(option)
             # The forms are kept with their text: no other form gets the identity of one that is kept.
             known = self._known[key] = text, (cost, ttft, missed, decider)
         return known[0]
 
 
-def _number_of(option: Placement | SecondOption, options: dict[bytes, int], texts: OptionTexts) -> int:
+def _number_of(option: Weighing, options: dict[bytes, int], texts: OptionTexts) -> int:
     return options.setdefault(texts.of(option), len(options) + 1)
 
 
-@lru_cache(maxsize=256)
-def _option_json(
-    weights: Weights, beyond_from_s: float | None, leg: Leg, roles: tuple[Role, ...], decider: Form
-) -> bytes:
-    forms = {"cost": weights.cost, "ttft": weights.ttft, "missed": weights.missed, "decider": decider}
-    terms: dict[str, object] = {"leg": leg} | {name: _placed(form) for name, form in forms.items()}
-    if beyond_from_s is not None:
-        terms |= {"beyond": beyond_from_s, "roles": roles}
+def _option_json(option: Weighing) -> bytes:
+    cost, ttft, missed = option.weights
+    forms = {"cost": cost, "ttft": ttft, "missed": missed, "decider": option.decider}
+    terms: dict[str, object] = {"leg": option.leg} | {name: _placed(form) for name, form in forms.items()}
+    if option.beyond_from_s is not None:
+        terms |= {"beyond": option.beyond_from_s, "roles": option.roles}
     return orjson.dumps(terms)
 
 
@@ -162,34 +155,35 @@ def _placed(form: Form) -> list[float]:
 
 
 @lru_cache(maxsize=256)
-def _terms_json(slo_ms: int, rank_ms: int, defers: bool, at_once: bool, refuses: bool, rebalances: bool) -> bytes:
-    terms: dict[str, object] = {"slo_s": slo_ms / 1000, "rank_ms": rank_ms}
-    flags = {"defers": defers, "at_once": at_once, "refuses": refuses, "rebalances": rebalances}
-    return orjson.dumps(terms | {name: True for name, is_set in flags.items() if is_set})[1:-1]
+def _terms_json(slo_ms: int, queueing: Queueing) -> bytes:
+    terms: dict[str, object] = {"slo_s": slo_ms / 1000, "rank_ms": queueing.rank_ms}
+    if queueing.band is not None:
+        terms["band"] = queueing.band
+    flags = ("defers", "at_once", "refuses", "rebalances", "fills")
+    return orjson.dumps(terms | {name: True for name in flags if getattr(queueing, name)})[1:-1]
 
 
 def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
     queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, tiers, *seen = more
     loaded = EMPTY_LOADED if tiers is None else _loaded_from(tiers)
-    loads, found, where = ReportedLoads(seen, now_ms, loaded), _STATUSES[status], instance_id.decode() or None
+    loads, found, draws = ReportedLoads(seen, now_ms, loaded), _STATUSES[status], placement.draws
+    where = instance_id.decode() or None
     return PlaceReply(
         found,
-        count_from(epoch),
-        count_from(tree_version),
-        now_ms,
-        loads,
-        where,
-        other_id.decode() or None,
-        uncached_tokens,
+        Observation(count_from(epoch), count_from(tree_version), loads, now_ms, loads.hits),
+        Chosen(
+            where,
+            other_id.decode() or None,
+            _LEGS[leg],
+            uncached_tokens,
+            float(ttft_s),
+            running_requests,
+            context_tokens,
+        ),
         enqueued_ms,
         queue and queue_head_from(queue),
-        _LEGS[leg],
-        loads.hits,
-        float(ttft_s),
-        running_requests,
-        context_tokens,
-        None if drawn is None or placement.draws is None else drawn_from(placement.draws, drawn, found),
+        None if drawn is None or draws is None else drawn_from(draws, drawn, found),
         standing and _standing_from(standing),
         None if where is None or where not in loaded else loaded[where].most_tokens,
     )

@@ -107,7 +107,7 @@ class PoolStore(Changes):
         epoch, tree_version, sequence, now_ms, *seen = reply
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
-        return Observation(count_from(epoch), count_from(tree_version), sequence, loads)
+        return Observation(count_from(epoch), count_from(tree_version), loads, now_ms, sequence=sequence)
 
     @reads
     async def register(self, request: StoredRequest, draws: Draws | None) -> tuple[PlaceStatus, Drawn]:

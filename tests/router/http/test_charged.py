@@ -76,7 +76,7 @@ class Fleet:
         """What a request that is over keeps of its draws."""
         machine = live.machine
         await kit.eventually(lambda: machine.is_done)
-        drawn, back = machine.spec.draws, machine._returned(machine.outcome)
+        drawn, back = machine.spec.claim.draws, machine._returned(machine.outcome)
         each = zip(drawn.group.names, map(int.__sub__, drawn.costs, back.costs), strict=True)
         return {name.split("/")[1]: amount for name, amount in each}
 
@@ -198,7 +198,7 @@ async def test_all_answers_of_a_request_are_drawn(fleet: Fleet, more: dict[str, 
     one = live.machine.spec.expected_output_tokens
     client.close()
     await fleet.kept(live)
-    assert live.machine.spec.draws.costs == (50 * one,)
+    assert live.machine.spec.claim.draws.costs == (50 * one,)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -233,7 +233,7 @@ async def test_a_tenant_whose_settings_say_so_draws_and_keeps_all_that_it_asks_f
     client.request(kit.CHAT, {**CHAT, "stream": False, "max_tokens": 700}, headers=KEY)
     live = await fleet.live()
     assert (await client.answer()).status == 200
-    assert live.machine.spec.draws.costs == (700,)
+    assert live.machine.spec.claim.draws.costs == (700,)
     assert await fleet.kept(live) == {"output_tokens": 700}
 
 

@@ -52,7 +52,7 @@ async def charged(
     await settle()
     await task
     machine = live.machine
-    drawn, back = machine.spec.draws, machine._returned(machine.outcome)
+    drawn, back = machine.spec.claim.draws, machine._returned(machine.outcome)
     kept = dict(zip(drawn.group.names, map(int.__sub__, drawn.costs, back.costs), strict=True))
     assert (warnings == [UNCOUNTED]) is (modes[1] is NO_MODE)
     return {name.split("/")[1]: amount for name, amount in kept.items()}

@@ -530,7 +530,7 @@ async def test_a_request_waits_for_the_key_of_its_token(
     if method == "GET":
         assert stream.replies[0].immediate_response.status.code == 200
     else:
-        assert only_live(gateway).machine.spec.tenant == "acme"
+        assert only_live(gateway).machine.spec.claim.tenant == "acme"
     stream.end()
     await finished(task, gateway)
 
@@ -649,7 +649,7 @@ class TestARequestWhoseTenantTheGatewayNames:
         stream, task = gateway.open(head(**{fairness_id: "acme", objective: "sheddable"}), prompt(), peer=THE_GATEWAY)
         await settle()
 
-        assert only_live(gateway).machine.spec.class_rank == 0
+        assert only_live(gateway).machine.spec.claim.class_rank == 0
         stream.end()
         await finished(task, gateway)
 
@@ -677,7 +677,7 @@ class TestARequestWhoseTenantTheGatewayNames:
         stream, task = gateway.open(head(authorization="Bearer acme-secret"), prompt(), peer=THE_GATEWAY)
         await settle()
 
-        assert only_live(gateway).machine.spec.tenant == "acme"
+        assert only_live(gateway).machine.spec.claim.tenant == "acme"
         stream.end()
         await finished(task, gateway)
 

@@ -84,14 +84,14 @@ class Replica:
         asked = placement(request_id, *instances, **changes)
         reply = await self.pool.place(asked)
         if reply.status in (PlaceStatus.DISPATCHED, PlaceStatus.HELD):
-            assert reply.instance_id is not None
+            assert reply.chosen.instance_id is not None
             self.live[request_id] = replace(
                 asked.request,
-                instance_id=reply.instance_id,
+                instance_id=reply.chosen.instance_id,
                 state=RequestState(reply.status.value),
-                uncached_tokens=reply.uncached_tokens,
+                uncached_tokens=reply.chosen.uncached_tokens,
                 enqueued_ms=reply.enqueued_ms,
-                dispatched_ms=reply.now_ms if reply.status is PlaceStatus.DISPATCHED else 0,
+                dispatched_ms=reply.seen.now_ms if reply.status is PlaceStatus.DISPATCHED else 0,
             )
         return reply
 
@@ -232,7 +232,7 @@ async def test_learned_prefill_rates_are_kept_without_the_store(
         (await shared.membership()).learned, {"a": 123.0}, fence=await lead(shared)
     )
     told = await replica.place("told", "a")
-    replica.rates = {"a": told.loads["a"].prefill_tokens_per_s, "long gone": 5.0}
+    replica.rates = {"a": told.seen.loads["a"].prefill_tokens_per_s, "long gone": 5.0}
     stop(server)
 
     seen = await replica.pool.observe(["a"], CHAIN)
@@ -516,7 +516,7 @@ async def test_what_a_store_without_its_members_reserved_is_over_after_the_hand_
     await shared.members.put_instance(instance("b"))
 
     reply = await replica.place("r", "b", "a")
-    assert (replica.degraded, reply.instance_id) == (True, "b"), "the store knew one member of two"
+    assert (replica.degraded, reply.chosen.instance_id) == (True, "b"), "the store knew one member of two"
     await replica.first_token("r")
     await until(lambda: not replica.degraded)
 

@@ -24,7 +24,7 @@ from dualmap.router.requests.explain import (
     Terms,
 )
 from dualmap.scheduling.placing.decision import Decision, Reason
-from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus
+from dualmap.scheduling.placing.placement import Chosen, Observation, Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.hotness import HashKey
@@ -91,7 +91,9 @@ RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:
     decision = Decision("a", 3, 100, 0.5, Reason.CACHE, "b", 120)
-    placed = Placed(PlaceReply(PlaceStatus.HELD, 0, 0, 1_000, loads, "a", "b"), ("a", "b"), decision)
+    placed = Placed(
+        PlaceReply(PlaceStatus.HELD, Observation(0, 0, loads, 1_000), Chosen("a", "b")), ("a", "b"), decision
+    )
     told = replace(
         explanation("x"),
         asked=Asked("x", "m", "default", "client", "tenant", "key"),
@@ -127,7 +129,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in names}
     decision = Decision("i77", 0, 1, 0.1, Reason.COST, alternative_id="i50")
 
-    reply = PlaceReply(PlaceStatus.HELD, 0, 0, 0, loads, "i77", "i50")
+    reply = PlaceReply(PlaceStatus.HELD, Observation(0, 0, loads), Chosen("i77", "i50"))
 
     kept = PlacementRound.of(Placed(reply, names, decision), attempt=1)
 
@@ -139,7 +141,7 @@ def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one(
 
 def test_a_round_tells_of_the_instances_beyond_the_candidates_that_were_weighed() -> None:
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in "abc"}
-    reply = PlaceReply(PlaceStatus.DISPATCHED, 0, 0, 0, loads, "c", "a")
+    reply = PlaceReply(PlaceStatus.DISPATCHED, Observation(0, 0, loads), Chosen("c", "a"))
 
     decision = Decision("c", 0, 1, 0.1, Reason.BEYOND_PAIR, alternative_id="a")
 

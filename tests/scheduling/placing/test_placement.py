@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import pytest
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Policy, Reason, RouteQuery
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import (
     CHECKED_ROUNDS,
     MAX_ROUNDS,
+    Chosen,
     Observation,
-    Placed,
     Placement,
     PlaceReply,
     PlaceStatus,
+    Queueing,
     Search,
+    SearchCourse,
     SearchFailed,
     SearchRules,
 )
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import drive_now
@@ -63,7 +67,8 @@ class HandFleet:
 
     async def observe(self, instance_ids: Iterable[str], chain: Chain) -> Observation:
         self.observed.append(tuple(instance_ids))
-        return Observation(1, 1, len(self.observed), {name: self.loads[name] for name in self.observed[-1]})
+        loads = {name: self.loads[name] for name in self.observed[-1]}
+        return Observation(1, 1, loads, sequence=len(self.observed))
 
     async def refresh(self) -> None:
         self.refreshes += 1
@@ -71,26 +76,22 @@ class HandFleet:
 
     @property
     def named(self) -> list[tuple[str, ...]]:
-        return [placement.instances for placement in self.placements]
+        return [placement.weighing.instances for placement in self.placements]
 
 
 def answer(status: PlaceStatus, place: int | None = 0, other: int | None = None, **reply: Any) -> Answer:
     """A reply that takes those places of the named instances."""
 
     def build(placement: Placement) -> PlaceReply:
-        ready = {name: InstanceLoad(name, InstanceState.READY) for name in placement.instances}
+        ready = {name: InstanceLoad(name, InstanceState.READY) for name in placement.weighing.instances}
         loads = reply.pop("loads", None) or ready
-        return PlaceReply(
-            status,
-            1,
-            1,
-            1_000_000,
-            loads,
-            reply.pop("instance_id", None) or (None if place is None else placement.instances[place]),
-            None if other is None else placement.instances[other],
-            hits={name: load.hit_blocks for name, load in loads.items()},
-            **reply,
-        )
+        named = placement.weighing.instances
+        instance_id = reply.pop("instance_id", None) or (None if place is None else named[place])
+        other_id = None if other is None else named[other]
+        found = {each.name: reply.pop(each.name) for each in fields(Chosen) if each.name in reply}
+        hits = {name: load.hit_blocks for name, load in loads.items()}
+        seen = Observation(1, 1, loads, 1_000_000, hits)
+        return PlaceReply(status, seen, Chosen(instance_id, other_id, **found), **reply)
 
     return build
 
@@ -136,11 +137,12 @@ def test_one_step_is_enough_where_the_store_takes_the_request(
     fleet.answers = [answer(status, 1, 0, uncached_tokens=700)]
     made = search(fleet)
 
-    placed: Placed = drive_now(made.run(), fleet)
+    course: SearchCourse = drive_now(made.run(), fleet)
 
-    assert (made.trips, fleet.refreshes, made.rounds) == (1, 0, [placed])
+    placed = course.placed
+    assert (course.trips, fleet.refreshes, course.rounds) == (1, 0, (placed,))
     assert (placed.decision.instance_id, placed.decision.alternative_id) == (pair[1], pair[0])
-    assert (placed.reply.uncached_tokens, placed.candidates) == (700, pair)
+    assert (placed.reply.chosen.uncached_tokens, placed.candidates) == (700, pair)
 
 
 def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
@@ -155,14 +157,8 @@ def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
         Placement(
             made.request,
             made.query.chain,
-            pair,
-            policy("dualmap").weights(query(), fleet.learned),
-            beyond_from_s=None,
-            rank_ms=5000,
-            defers=True,
-            refuses=True,
-            rebalances=True,
-            roles=(Role.MIXED,),
+            Weighing(Leg.WHOLE, pair, policy("dualmap").weights(query(), fleet.learned), roles=(Role.MIXED,)),
+            queueing=Queueing(5000, defers=True, refuses=True, rebalances=True),
         )
     ]
 
@@ -187,7 +183,7 @@ def test_what_was_expected_is_told_with_the_decision(search: Build, fleet: HandF
     fleet.answers = [answer(S.HELD, 0, 1, loads=loads, ttft_s=2.1)]
     made = search(fleet, "dualmap")
 
-    placed: Placed = drive_now(made.run(), fleet)
+    placed = drive_now(made.run(), fleet).placed
 
     decision, features = placed.decision, placed.features(made.query.chain, made.rules.decode_stall_s)
     assert (decision.hit_blocks, decision.uncached_tokens, decision.alternative_uncached_tokens) == (4, 600, 900)
@@ -199,13 +195,13 @@ def test_what_was_expected_is_told_with_the_decision(search: Build, fleet: HandF
 def test_no_time_below_nothing_is_expected_whatever_was_learned(search: Build, fleet: HandFleet) -> None:
     fleet.answers = [answer(S.DISPATCHED, ttft_s=-4.9)]
 
-    assert drive_now(search(fleet).run(), fleet).decision.expected_ttft_s == 0.0
+    assert drive_now(search(fleet).run(), fleet).placed.decision.expected_ttft_s == 0.0
 
 
 def test_alone_is_a_reason(search: Build, fleet: HandFleet) -> None:
     fleet.answers = [answer(S.DISPATCHED)]
 
-    assert drive_now(search(fleet).run(), fleet).decision.reason is Reason.ONLY_ONE
+    assert drive_now(search(fleet).run(), fleet).placed.decision.reason is Reason.ONLY_ONE
 
 
 # beyond the pair -----------------------------------------------------------------------------------------------
@@ -217,8 +213,8 @@ def test_the_store_may_look_beyond_the_pair_where_the_policy_does(
     drive_now(search(fleet).run(), fleet)
 
     (placement,) = fleet.placements
-    assert (placement.instances, placement.excluded) == (pair, frozenset())
-    assert placement.beyond_from_s is not None
+    assert (placement.weighing.instances, placement.excluded) == (pair, frozenset())
+    assert placement.weighing.beyond_from_s is not None
 
 
 def test_what_the_store_found_beyond_the_pair_is_said_to_be_there(
@@ -227,12 +223,12 @@ def test_what_the_store_found_beyond_the_pair_is_said_to_be_there(
     beyond = next(name for name in IDS if name not in pair)
     loads = {name: InstanceLoad(name, InstanceState.READY) for name in (*pair, beyond)}
     fleet.answers = [answer(S.HELD, None, 0, loads=loads, instance_id=beyond)]
-    made = search(fleet)
 
-    placed: Placed = drive_now(made.run(), fleet)
+    course: SearchCourse = drive_now(search(fleet).run(), fleet)
 
+    placed = course.placed
     assert (placed.decision.instance_id, placed.decision.reason) == (beyond, Reason.BEYOND_PAIR)
-    assert (placed.candidates, made.trips) == (pair, 1)
+    assert (placed.candidates, course.trips) == (pair, 1)
 
 
 def test_a_request_that_failed_on_its_whole_pair_is_told_to_be_beyond_it(
@@ -241,7 +237,7 @@ def test_a_request_that_failed_on_its_whole_pair_is_told_to_be_beyond_it(
     fleet.answers = [answer(S.DISPATCHED, 0, 1)]
     made = search(fleet, "dualmap")
 
-    placed: Placed = drive_now(replace(made, query=replace(made.query, excluded=frozenset(pair))).run(), fleet)
+    placed = drive_now(replace(made, query=replace(made.query, excluded=frozenset(pair))).run(), fleet).placed
 
     assert set(fleet.named[0]).isdisjoint(pair)
     assert placed.decision.reason is Reason.BEYOND_PAIR
@@ -266,7 +262,7 @@ def test_a_policy_that_does_not_look_beyond_names_its_pair_alone(
     drive_now(search(fleet, "dualmap").run(), fleet)
 
     (placement,) = fleet.placements
-    assert (placement.instances, placement.beyond_from_s) == (pair, None)
+    assert (placement.weighing.instances, placement.weighing.beyond_from_s) == (pair, None)
 
 
 # what does not hold --------------------------------------------------------------------------------------------
@@ -274,11 +270,10 @@ def test_a_pair_that_takes_no_requests_is_looked_at_afresh_and_given_up(
     search: Build, fleet: HandFleet, pair: tuple[str, ...]
 ) -> None:
     fleet.answers = [NOT_READY, answer(S.DISPATCHED)]
-    made = search(fleet, "dualmap")
 
-    placed: Placed = drive_now(made.run(), fleet)
+    placed = drive_now(search(fleet, "dualmap").run(), fleet).placed
 
-    assert (fleet.refreshes, made.gone) == (1, frozenset(pair))
+    assert fleet.refreshes == 1
     assert set(fleet.named[1]).isdisjoint(pair)
     assert placed.decision.reason is Reason.ONLY_ONE
 
@@ -289,7 +284,7 @@ def test_where_nothing_is_ready_members_are_read_once_more_before_it_is_given_up
     fleet.view, fleet.new_view = view([]), view(["late"])
     fleet.answers = [answer(S.DISPATCHED)]
 
-    placed: Placed = drive_now(search(fleet).run(), fleet)
+    placed = drive_now(search(fleet).run(), fleet).placed
 
     assert (placed.decision.instance_id, fleet.refreshes) == ("late", 1)
 
@@ -307,7 +302,7 @@ def test_instances_that_took_no_requests_are_tried_again_where_no_other_is_left(
 ) -> None:
     fleet = HandFleet(view(["a", "b"]), [NOT_READY, answer(S.DISPATCHED)])
 
-    placed: Placed = drive_now(search(fleet, "dualmap").run(), fleet)
+    placed = drive_now(search(fleet, "dualmap").run(), fleet).placed
 
     assert placed.decision.instance_id in ("a", "b")
     assert fleet.refreshes == 2
@@ -327,7 +322,7 @@ def test_full_queues_are_passed_over_until_all_are_full(search: Build, fleet: Ha
 
     error = failed(made, fleet)
 
-    assert error.full == made.full == frozenset(IDS)
+    assert error.full == frozenset(IDS)
     assert (fleet.named[0], fleet.named[1]) == (pair, (pair[1],))
 
 
@@ -339,12 +334,11 @@ def test_a_large_fleet_of_full_queues_is_not_asked_to_its_end(search: Build, vie
 
 def test_after_a_full_queue_another_instance_is_taken(search: Build, fleet: HandFleet, pair: tuple[str, ...]) -> None:
     fleet.answers = [answer(S.QUEUE_FULL), answer(S.HELD)]
-    made = search(fleet, "dualmap")
 
-    placed: Placed = drive_now(made.run(), fleet)
+    course: SearchCourse = drive_now(search(fleet, "dualmap").run(), fleet)
 
-    assert (placed.decision.instance_id, made.full) == (pair[1], frozenset({pair[0]}))
-    assert [each.reply.status for each in made.rounds] == [S.QUEUE_FULL, S.HELD]
+    assert course.placed.decision.instance_id == pair[1]
+    assert [each.reply.status for each in course.rounds] == [S.QUEUE_FULL, S.HELD]
 
 
 def busy(load: Load) -> dict[str, InstanceLoad]:
@@ -370,10 +364,13 @@ def test_an_idle_instance_refuses_nothing_that_its_prior_would_serve_in_time(
     fleet.loads = {each: load(each, prefill_tokens_per_s=10.0) for each in IDS}
     fleet.answers = [answer(S.MISSED, loads=fleet.loads), answer(S.DISPATCHED, loads=fleet.loads)]
 
-    placed: Placed = drive_now(search(fleet, name, refuses=True).run(), fleet)
+    placed = drive_now(search(fleet, name, refuses=True).run(), fleet).placed
 
     assert placed.reply.status is S.DISPATCHED
-    assert [(each.refuses, each.max_pending_tokens == 0) for each in fleet.placements] == [(True, False), (False, True)]
+    assert [(each.queueing.refuses, each.max_pending_tokens == 0) for each in fleet.placements] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_what_the_prior_would_not_serve_in_time_is_refused(search: Build, fleet: HandFleet, load: Load) -> None:
@@ -402,7 +399,7 @@ def test_an_idle_instance_that_was_given_work_meanwhile_refuses_again(
     ]
 
     assert failed(search(fleet, refuses=True), fleet).missed is not None
-    assert [placement.refuses for placement in fleet.placements] == [True, False, True]
+    assert [placement.queueing.refuses for placement in fleet.placements] == [True, False, True]
 
 
 @pytest.mark.parametrize("name", ["dualmap", "min-ttft"])
@@ -426,7 +423,7 @@ def test_instances_behind_open_breakers_are_passed_over(search: Build, fleet: Ha
 def test_a_pair_behind_open_breakers_is_left_for_others(search: Build, fleet: HandFleet, pair: Any) -> None:
     fleet.behind_breakers, fleet.answers = frozenset(pair), [answer(S.DISPATCHED, 0, 1)]
 
-    placed: Placed = drive_now(search(fleet, "dualmap").run(), fleet)
+    placed = drive_now(search(fleet, "dualmap").run(), fleet).placed
 
     assert set(fleet.named[0]).isdisjoint(pair)
     assert placed.decision.reason is Reason.BEYOND_PAIR
@@ -448,15 +445,15 @@ def test_a_policy_that_chooses_observes_and_then_reserves_what_it_chose(
 ) -> None:
     fleet.loads = {name: load(name, pending_tokens=100 * number) for number, name in enumerate(IDS, 1)}
     fleet.answers = [answer(S.DISPATCHED)]
-    made = search(fleet, "least-loaded")
 
-    placed: Placed = drive_now(made.run(), fleet)
+    course: SearchCourse = drive_now(search(fleet, "least-loaded").run(), fleet)
 
+    placed = course.placed
     window_tokens = fleet.view.instances["i0"].dispatch_window_tokens
-    assert (made.trips, fleet.observed, fleet.named) == (2, [IDS], [("i0",)])
+    assert (course.trips, fleet.observed, fleet.named) == (2, [IDS], [("i0",)])
     assert fleet.placements[0].max_pending_tokens == 100 + window_tokens
-    assert (placed.decision.alternative_id, placed.reply.alternative_id) == ("i1", "i1")
-    assert placed.reply.loads == fleet.loads
+    assert (placed.decision.alternative_id, placed.reply.chosen.alternative_id) == ("i1", "i1")
+    assert placed.reply.seen.loads == fleet.loads
 
 
 def test_a_stale_choice_is_made_again_and_at_last_taken_as_it_is(search: Build, fleet: HandFleet, load: Load) -> None:
@@ -464,11 +461,11 @@ def test_a_stale_choice_is_made_again_and_at_last_taken_as_it_is(search: Build, 
     fleet.answers = [*[answer(S.STALE)] * CHECKED_ROUNDS, answer(S.HELD)]
     made = search(fleet, "least-loaded")
 
-    drive_now(made.run(), fleet)
+    course: SearchCourse = drive_now(made.run(), fleet)
 
     checked = [placement.max_pending_tokens is not None for placement in fleet.placements]
     assert checked == [True] * CHECKED_ROUNDS + [False]
-    assert len(fleet.observed) == len(made.rounds) == CHECKED_ROUNDS + 1
+    assert len(fleet.observed) == len(course.rounds) == CHECKED_ROUNDS + 1
 
 
 def test_round_robin_relies_on_no_load_and_counts_with_the_observations(
@@ -486,7 +483,7 @@ def test_a_choice_that_left_meanwhile_is_excluded_from_the_next(search: Build, f
     fleet.loads = {name: load(name, pending_tokens=number) for number, name in enumerate(IDS)}
     fleet.answers = [NOT_READY, answer(S.DISPATCHED)]
 
-    placed: Placed = drive_now(search(fleet, "least-loaded").run(), fleet)
+    placed = drive_now(search(fleet, "least-loaded").run(), fleet).placed
 
     assert (fleet.refreshes, fleet.named, placed.decision.instance_id) == (1, [("i0",), ("i1",)], "i1")
 

@@ -77,8 +77,7 @@ def put(policy: Callable[..., Policy]) -> Built:
         request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
         query = RouteQuery(asked, slo_s, excluded=failed)
         rules = SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, split=rule)
-        made = Search(rules, query, request, may_split=True)
-        return drive_now(made.run(), fleet)
+        return drive_now(Search(rules, query, request).run(), fleet).placed
 
     return build
 
@@ -90,7 +89,7 @@ def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
     )
     rules = SearchRules(made, QueueOrder(True, 30.0), fleet, 3.0)
     search = Search(rules, RouteQuery(asked, 5.0), request, leg=Leg.DECODE)
-    return drive_now(search.run(), fleet)
+    return drive_now(search.run(), fleet).placed
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -101,7 +100,7 @@ def test_under_every_policy_a_long_prompt_is_split_where_decoding_would_wait_for
 
     placed = put(fleet, "r", chain(), name=name)
 
-    assert placed.reply.leg is Leg.PREFILL
+    assert placed.reply.chosen.leg is Leg.PREFILL
     assert placed.instance_id.startswith("prefill")
 
 
@@ -112,14 +111,14 @@ def test_under_every_policy_a_prompt_that_a_decode_instance_holds_is_served_whol
 
     placed = put(fleet, "r", asked, name=name)
 
-    assert placed.reply.leg is Leg.WHOLE
+    assert placed.reply.chosen.leg is Leg.WHOLE
     # To vllm-kv-aware the answer that runs there costs as much as the cache of its prompt saves.
     indifferent = ("round-robin", "least-loaded", "dualmap-least-loaded", "vllm-kv-aware")
     assert placed.instance_id == where or name in indifferent
 
 
 def test_a_short_prompt_is_served_whole(put: Built) -> None:
-    assert put(Fleet(), "r", chain(blocks=1)).reply.leg is Leg.WHOLE
+    assert put(Fleet(), "r", chain(blocks=1)).reply.chosen.leg is Leg.WHOLE
 
 
 def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_costs() -> None:
@@ -137,7 +136,7 @@ def test_the_closer_answers_are_to_their_slo_the_more_a_prefill_beside_them_cost
 
 @pytest.mark.parametrize(("mode", "leg"), [("always", Leg.PREFILL), ("never", Leg.WHOLE)])
 def test_a_mode_decides_for_all(put: Built, mode: str, leg: Leg) -> None:
-    assert {put(Fleet(), "r", chain(blocks=blocks), mode=mode).reply.leg for blocks in (1, 100)} == {leg}
+    assert {put(Fleet(), "r", chain(blocks=blocks), mode=mode).reply.chosen.leg for blocks in (1, 100)} == {leg}
 
 
 @pytest.mark.parametrize("mode", ["always", "auto"])
@@ -146,11 +145,11 @@ def test_where_every_prefill_instance_has_failed_a_request_is_served_whole(put: 
 
     placed = put(fleet, "r", chain(), failed=frozenset(fleet.view.of(Leg.PREFILL).ready), mode=mode)
 
-    assert (placed.reply.leg, placed.reply.status) == (Leg.WHOLE, PlaceStatus.DISPATCHED)
+    assert (placed.reply.chosen.leg, placed.reply.status) == (Leg.WHOLE, PlaceStatus.DISPATCHED)
 
 
 def test_without_a_prefill_instance_requests_are_served_whole(put: Built) -> None:
-    assert put(Fleet(prefill=0), "r", chain()).reply.leg is Leg.WHOLE
+    assert put(Fleet(prefill=0), "r", chain()).reply.chosen.leg is Leg.WHOLE
 
 
 def test_where_every_instance_has_failed_the_search_fails(put: Built) -> None:
@@ -161,7 +160,7 @@ def test_where_every_instance_has_failed_the_search_fails(put: Built) -> None:
 
 
 def test_a_mixed_pool_splits_nothing(put: Built) -> None:
-    assert put(Fleet(0, 0, 4), "r", chain()).reply.leg is Leg.WHOLE
+    assert put(Fleet(0, 0, 4), "r", chain()).reply.chosen.leg is Leg.WHOLE
 
 
 def test_decode_legs_of_one_prefix_stay_within_their_pair() -> None:
@@ -187,7 +186,7 @@ def test_what_transfers_were_seen_to_take_replaces_the_assumption(put: Built) ->
         fleet.learned = Learned(transfer=transfer)
         for number in range(6):
             decode(fleet, f"busy{number}", chain(10_000 + 100 * number, 10))
-        return put(fleet, "r", chain()).reply.leg is Leg.PREFILL
+        return put(fleet, "r", chain()).reply.chosen.leg is Leg.PREFILL
 
     assert split(None)
     assert not split((30.0, 1e-3))

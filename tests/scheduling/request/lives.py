@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.placing.decision import Decision, Reason
-from dualmap.scheduling.placing.placement import Placed, PlaceReply, PlaceStatus, SearchFailed
+from dualmap.scheduling.placing.placement import (
+    Chosen,
+    Claim,
+    Observation,
+    Placed,
+    PlaceReply,
+    PlaceStatus,
+    SearchCourse,
+    SearchFailed,
+)
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.evidence import Evidence
@@ -104,7 +113,8 @@ class Life:
             waiting_room=room,
         )
         self.now_s = 100.0
-        known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "may_split": split, **spec}
+        claim = Claim(**{each.name: spec.pop(each.name) for each in fields(Claim) if each.name in spec})
+        known = {"prompt_hash": 7, "chain": CHAIN, "slo_s": 5.0, "claim": claim, "may_split": split, **spec}
         self.machine = RequestMachine("x", RequestSpec(**known), self.rules, self.now_s)
         self.effects: tuple[Effect, ...] = ()
 
@@ -132,15 +142,19 @@ class Life:
 
     def placed(self, instance_id: str = "a", *, held: bool = False, leg: Leg = Leg.WHOLE) -> Placed:
         status = PlaceStatus.HELD if held else PlaceStatus.DISPATCHED
-        reply = PlaceReply(status, 1, 1, 0, {}, instance_id, "b", 48, 1234, None, leg)
+        reply = PlaceReply(status, Observation(1, 1, {}), Chosen(instance_id, "b", leg, 48), 1234)
         return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
 
     def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
-        self.on(Reserved(self.placed(instance_id, leg=leg), self.rules.fleet.sight.view.instances.get(instance_id)))
+        self.on(
+            Reserved(
+                course_of(self.placed(instance_id, leg=leg)), self.rules.fleet.sight.view.instances.get(instance_id)
+            )
+        )
 
     def hold(self) -> None:
         self.on(Arrived())
-        self.on(Reserved(self.placed(held=True), None))
+        self.on(Reserved(course_of(self.placed(held=True)), None))
 
     def dispatch(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
         self.on(Arrived())
@@ -154,6 +168,11 @@ class Life:
 
     def decode(self, instance_id: str = "d") -> None:
         self.on(DecoderReserved(self.placed(instance_id, leg=Leg.DECODE), member(instance_id, Role.DECODE)))
+
+
+def course_of(placed: Placed) -> SearchCourse:
+    """The course of a search that was placed at its first try."""
+    return SearchCourse((placed,), trips=1)
 
 
 def in_phase(phase: Phase) -> Life:

@@ -57,7 +57,7 @@ def release_of(made: Life) -> Release:
 def kept(made: Life) -> tuple[int, int, int]:
     """Requests, prompt tokens and tokens of the answer that stay drawn."""
     back = release_of(made).returned
-    draws = made.machine.spec.draws
+    draws = made.machine.spec.claim.draws
     assert back is not None and draws is not None
     by_name = dict(zip(draws.group.names, map(int.__sub__, draws.costs, back.costs), strict=True))
     requests, prompt, output, both = (by_name[f"acme/{each.value}/minute"] for each in Measure)

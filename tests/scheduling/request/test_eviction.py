@@ -24,7 +24,7 @@ from dualmap.scheduling.request.machine import (
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.settings import PriorityClassSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from tests.scheduling.request.lives import Life
+from tests.scheduling.request.lives import Life, course_of
 
 CHAT, BATCH = 0, 2
 CLASSES = (
@@ -97,7 +97,8 @@ def life(class_rank: int, **spec: Any) -> Life:
 def late(one: Life, *, held: bool = False) -> Placed:
     """A placement where it would be late."""
     placed = one.placed(held=held)
-    reply = replace(placed.reply, ttft_s=9.0, loads={"a": LOAD})
+    found = placed.reply
+    reply = replace(found, chosen=replace(found.chosen, ttft_s=9.0), seen=replace(found.seen, loads={"a": LOAD}))
     return Placed(reply, placed.candidates, placed.decision)
 
 
@@ -106,7 +107,7 @@ def test_a_request_that_would_be_late_has_others_leave_its_instance(held: bool) 
     one = life(CHAT)
     one.on(Arrived())
 
-    one.on(Reserved(late(one, held=held), None if held else one.rules.fleet.sight.view.instances["a"]))
+    one.on(Reserved(course_of(late(one, held=held)), None if held else one.rules.fleet.sight.view.instances["a"]))
 
     assert one.names == ["Evict", "AwaitGrant" if held else "Send"]
     assert one.one(Evict) == Evict("a", Shortage(4000.0, 0))
@@ -147,7 +148,7 @@ def test_an_answer_that_leaves_goes_on_without_the_loss_of_a_try_and_may_come_ba
 def test_what_cannot_go_on_or_is_of_another_class_may_not_be_evicted() -> None:
     for other in (life(1), life(BATCH)):
         other.dispatch()
-        if other.machine.spec.class_rank == BATCH:
+        if other.machine.spec.claim.class_rank == BATCH:
             other.machine.spec = replace(other.machine.spec, can_go_on=False)
         assert other.machine.under_way() is None
 
@@ -156,5 +157,5 @@ def test_without_such_a_class_nothing_is_asked_for() -> None:
     one = Life()
     assert one.rules.eviction is None
     one.on(Arrived())
-    one.on(Reserved(late(one, held=True), None))
+    one.on(Reserved(course_of(late(one, held=True)), None))
     assert one.names == ["AwaitGrant"]

@@ -7,7 +7,7 @@ import pytest
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, Arrived, Phase, Reserve, Reserved
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.state.request import REPORTED_FIELDS, RequestState
-from tests.scheduling.request.lives import Life, in_phase, member
+from tests.scheduling.request.lives import Life, course_of, in_phase, member
 
 
 @pytest.mark.parametrize("phase", list(Phase))
@@ -29,7 +29,7 @@ def test_a_record_that_is_given_back_reports_what_was_placed(pinned_to: str | No
     life = Life(pinned_to=pinned_to, stored_tokens=9, expected_output_tokens=7)
     life.on(Arrived())
     (placing,) = [effect.search for effect in life.effects if isinstance(effect, Reserve)]
-    life.on(Reserved(life.placed(held=held), None if held else member("a")))
+    life.on(Reserved(course_of(life.placed(held=held)), None if held else member("a")))
 
     (record,) = stored_requests(life.machine, 1234, life.now_s)
 

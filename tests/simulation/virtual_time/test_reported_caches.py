@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import Placement
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.engine.kv_pool import CacheChange
@@ -64,7 +66,11 @@ def test_bookings_that_are_never_reported_end() -> None:
     followed = Followed()
     request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
     followed.apply()
-    at_once(followed.pool.store.place(Placement(request, CHAIN, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))))
+    at_once(
+        followed.pool.store.place(
+            Placement(request, CHAIN, Weighing(Leg.WHOLE, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT)))
+        )
+    )
     hits = []
     for followed.now_s in (1.0, 29.0, 30.0, 59.0, 60.0):
         hits.append(followed.apply())

@@ -1,8 +1,10 @@
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import Placement
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
@@ -21,7 +23,7 @@ def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
 
 def placement(request_id: str = "1") -> Placement:
     request = StoredRequest(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
-    return Placement(request, CHAIN, ("a", "b"), Weights(PLAIN_TTFT, PLAIN_TTFT))
+    return Placement(request, CHAIN, Weighing(Leg.WHOLE, ("a", "b"), Weights(PLAIN_TTFT, PLAIN_TTFT)))
 
 
 def test_the_view_follows_members_and_hot_prefixes_at_once() -> None:

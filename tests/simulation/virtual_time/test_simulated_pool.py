@@ -8,12 +8,14 @@ import pytest
 
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Weights
+from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import Placement, PlaceStatus
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
 from dualmap.simulation.virtual_time.simulated_pool import REPLICA, SimulatedLed, SimulatedPool
@@ -29,7 +31,9 @@ def pool() -> SimulatedPool:
 
 def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
     request = StoredRequest(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
-    placement = Placement(request, own_chain(request_id, 400), ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
+    placement = Placement(
+        request, own_chain(request_id, 400), Weighing(Leg.WHOLE, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
+    )
     return at_once(pool.store.place(placement)).status
 
 

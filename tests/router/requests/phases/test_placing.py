@@ -142,7 +142,7 @@ async def test_a_placement_names_two_instances_in_one_round_trip_however_large_t
     )
 
     async def count(placement: Any) -> None:
-        named.append(len(placement.instances))
+        named.append(len(placement.weighing.instances))
 
     tampered.before["place"] = count
     tampered.calls.clear()
@@ -181,7 +181,7 @@ async def test_a_policy_that_chooses_observes_first_and_chooses_again_what_was_s
         """More than a dispatch window is placed where the choice fell."""
         checked.append(placement.max_pending_tokens)
         name = f"meanwhile {len(checked)}"
-        await store.pool("default").place(tools.placement(name, placement.instances[0], tokens=2000))
+        await store.pool("default").place(tools.placement(name, placement.weighing.instances[0], tokens=2000))
 
     tampered.before["place"] = meanwhile
     tampered.calls.clear()
