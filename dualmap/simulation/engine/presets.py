@@ -169,7 +169,8 @@ def _on_cards(name: str) -> Preset:
 def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
     key, _, text = change.partition("=")
     if change in _FLAGS:
-        return replace(engine, **{change: True})
+        own: dict[str, Any] = {change: True}
+        return replace(engine, **own)
     if key not in CHANGES[1:]:
         raise UnknownPresetError(f"preset {preset!r}: unknown change {change!r}; known are {', '.join(CHANGES)}")
     try:
