@@ -16,13 +16,17 @@ T = TypeVar("T")
 _REPLACED = frozenset({"__dict__", "__weakref__", "__slots__"})
 
 
-def documented(meaning: str, *, default: Any = MISSING, reported: bool = False, added: bool = False) -> Any:
+def documented(
+    meaning: str, *, default: Any = MISSING, reported: bool = False, added: bool = False, sparse: bool = False
+) -> Any:
     """A field with its meaning for the reference of Redis keys.
 
     ``reported`` marks what its replica reports once, when the request is placed, and what never changes afterwards.
-    ``added`` marks what the oldest version beside this one does not write: it is the default then.
+    ``added`` marks what the oldest version beside this one does not write: it is the default then. ``sparse`` marks
+    what is ``added`` for good: a record in which all that are sparse are 0 is written without them.
     """
-    return field(default=default, metadata={"meaning": meaning, "reported": reported, "added": added})
+    marks = {"reported": reported, "added": added or sparse, "sparse": sparse}
+    return field(default=default, metadata={"meaning": meaning, **marks})
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, documented))

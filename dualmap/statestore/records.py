@@ -91,9 +91,9 @@ class InstanceRecord(LiveCounts):
         "of a model with several cache groups, as its KV events show: a hit ends at some multiples of so many tokens;"
         " 0: any block may end one",
         default=0,
-        added=True,
+        sparse=True,
     )
-    tiers: int = documented("number of its tiers in `instances:tiers`", default=0, added=True)
+    tiers: int = documented("number of its tiers in `instances:tiers`", default=0, sparse=True)
     version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod
@@ -159,17 +159,31 @@ class Record:
     """Some fields in one text of JSON, texts before numbers. No text has quotes or backslashes, unless it was escaped
     before. A text may have fields that a newer version added, and lack those that this one did."""
 
-    def __init__(self, names: Sequence[str], added: Mapping[str, str | int] = EMPTY, rare: int = 0) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        added: Mapping[str, str | int] = EMPTY,
+        rare: int = 0,
+        sparse: frozenset[str] = frozenset(),
+    ) -> None:
         """``added`` are fields that an older version beside this one does not write, and what they are then. The first
-        ``rare`` ones seldom change."""
+        ``rare`` ones seldom change. Those that are ``sparse`` are left out where all of them are 0: most records have
+        none."""
         self.rare = rare
-        self.names = tuple(sorted(names, key=lambda name: name not in _TEXTS))
+        self.names = tuple(sorted(names, key=lambda name: (name not in _TEXTS) + (name in sparse)))
         self.added = added
-        self._format = "{" + ",".join(f'"{name}":{_form(name)}' for name in self.names) + "}"
+        self._usual = len(names) - len(sparse)
+        """Fields before those that are sparse."""
+        self._format, self._short = (
+            "{" + ",".join(f'"{name}":{_form(name)}' for name in written) + "}"
+            for written in (self.names, self.names[: self._usual])
+        )
 
     def pack(self, values: Sequence[Any]) -> bytes:
         """The text of a record with these values, in the order of ``names``; none is None."""
-        return (self._format % tuple(values)).encode()
+        if self._usual == len(values) or any(values[self._usual :]):
+            return (self._format % tuple(values)).encode()
+        return (self._short % tuple(values[: self._usual])).encode()
 
     def fields(self, text: bytes) -> dict[str, Any]:
         """The values of a record by name."""
@@ -188,15 +202,26 @@ class Record:
 
     def lua_text(self, function: str, table: str, first: int = 0, last: int | None = None) -> str:
         """A function of Lua that gives the text of a table, or the part of it that some of its fields are."""
-        names = self.names[first:last]
-        form = ",".join([f'"{name}":{_form(name)}' for name in names])
+        sparse = self.names[self._usual :] if last is None else ()
         begins, ends = "," if first else "{", "" if last is not None else "}"
-        values = ", ".join([f"{table}.{name}" for name in names])
-        return f"local function {function}({table})\nreturn format('{begins}{form}{ends}', {values})\nend\n"
+
+        def formatted(names: Sequence[str]) -> str:
+            form = ",".join([f'"{name}":{_form(name)}' for name in names])
+            return f"format('{begins}{form}{ends}', {', '.join([f'{table}.{name}' for name in names])})"
+
+        code = f"return {formatted(self.names[first:last])}\n"
+        if sparse:
+            all_zero = " and ".join([f"{table}.{name} == 0" for name in sparse])
+            code = f"if {all_zero} then\nreturn {formatted(self.names[first : self._usual])}\nend\n{code}"
+        return f"local function {function}({table})\n{code}end\n"
 
 
 def _form(name: str) -> str:
     return '"%s"' if name in _TEXTS else "%.17g" if name == "tokens_per_s" else "%d"
+
+
+def _sparse(kind: type[DataclassInstance], names: Sequence[str]) -> frozenset[str]:
+    return frozenset(each.name for each in fields(kind) if each.metadata["sparse"]) & frozenset(names)
 
 
 def _added(kind: type[DataclassInstance], names: Sequence[str]) -> dict[str, str | int]:
@@ -210,9 +235,16 @@ _INSTANCE_FIELDS = [each.name for each in fields(InstanceRecord)]
 _RARE = [each.name for each in fields(InstanceRecord) if each.default is MISSING]
 """Fields that are described of an instance, or learned: no transition changes them."""
 _RECORDED = [*_RARE, *COUNTED, *(name for name in _INSTANCE_FIELDS if name not in (*_RARE, *COUNTED))]
-INSTANCE: Final = Record(_RECORDED, _added(InstanceRecord, _INSTANCE_FIELDS), rare=len(_RARE))
+INSTANCE: Final = Record(
+    _RECORDED,
+    _added(InstanceRecord, _INSTANCE_FIELDS),
+    rare=len(_RARE),
+    sparse=_sparse(InstanceRecord, _INSTANCE_FIELDS),
+)
 _in_order, _in_text = itemgetter(*_INSTANCE_FIELDS), attrgetter(*INSTANCE.names)
-PLACED: Final = Record(PLACED_FIELDS, _added(StoredRequest, PLACED_FIELDS))
+PLACED: Final = Record(
+    PLACED_FIELDS, _added(StoredRequest, PLACED_FIELDS), sparse=_sparse(StoredRequest, PLACED_FIELDS)
+)
 REPORTED: Final = Record(REPORTED_FIELDS, _added(StoredRequest, REPORTED_FIELDS))
 
 

@@ -115,7 +115,7 @@ class LiveCounts:
         added=True,
     )
     loading_ms: int = documented(
-        "time of the loads from tiers that are booked for requests before their first token", default=0, added=True
+        "time of the loads from tiers that are booked for requests before their first token", default=0, sparse=True
     )
 
 

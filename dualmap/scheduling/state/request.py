@@ -86,7 +86,7 @@ class StoredRequest:
     )
     band: int = documented("what is passed over before it in its queue: all of a higher band", default=0, added=True)
 
-    load_ms: int = documented("time of its loads from tiers, as placed: they are booked", default=0, added=True)
+    load_ms: int = documented("time of its loads from tiers, as placed: they are booked", default=0, sparse=True)
 
     @property
     def context_tokens(self) -> int:
