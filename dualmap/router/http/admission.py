@@ -64,6 +64,11 @@ OPS_BODY_BYTES: Final = 512 << 10
 UNKNOWN_CALLER_BYTES: Final = 4 << 20
 """Longest body that waits until its sender is known."""
 
+LONG_BODY_BYTES: Final = 64 << 10
+"""Reading any body up to this takes a few milliseconds at most, in any shape."""
+MAX_PROMPT_PARTS: Final = 10_000
+"""Messages, content parts, prompts or tools of a request, of each."""
+
 _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NONE_DOUBLED: Final[frozenset[str]] = frozenset()
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search"})
@@ -159,6 +164,21 @@ def content_encoding(request: ClientRequest) -> str | None:
 
 def _allowed(path: str) -> list[str]:
     return methods_of(path).split(", ")[:-1]
+
+
+def read_at_once(request: ClientRequest, request_id: str, trusts_transfers: bool = False) -> InferenceRequest | None:
+    """The inference request of a client, whatever its path; None where ``LongBodies`` has to read its body, in steps.
+
+    Raises:
+        NotFoundError: it is for a stored response that no instance of this fleet has.
+    """
+    if stored_response_id(request.path) is not None:
+        return read_stored_request(request, request_id)
+    if is_form(request):
+        return read_form_request(request, request_id, trusts_transfers=trusts_transfers)
+    if len(request.body) > LONG_BODY_BYTES:
+        return None
+    return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS, trusts_transfers=trusts_transfers)
 
 
 def read_stored_request(request: ClientRequest, request_id: str) -> InferenceRequest:

@@ -32,23 +32,25 @@ from dualmap.router.answers.result import AnswerResult, Refusals
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import Ending, event_object
 from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
-from dualmap.router.http.added_fields import (
+from dualmap.router.http.admission import mint_request_id, read_at_once, read_request_id
+from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
+from dualmap.router.http.body_edits import (
     IDS_FIELD,
     USAGE_FIELD,
+    BodyPart,
+    Edit,
     added_fields,
+    edited,
     field_edit,
     form_edits,
     id_field,
+    json_model_span,
 )
-from dualmap.router.http.admission import mint_request_id, read_request_id
-from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.continued_chat import measure_rest
 from dualmap.router.http.downstream import Downstream
 from dualmap.router.http.heads import Header
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
-from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.model_field import BodyPart, Edit, edited, json_model_span
 from dualmap.router.http.parts import FirstPart, LaterPart, Part
 from dualmap.router.http.paths import ABORT_PATH
 from dualmap.router.http.plane import DataPlane

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from dualmap.api_bodies.json_body import read_json, write_json
-from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.body_edits import BodyPart
 
 _LIMITS: Final = {
     "/v1/chat/completions": ("max_tokens", "max_completion_tokens", "min_tokens"),

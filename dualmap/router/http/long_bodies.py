@@ -6,39 +6,29 @@ import asyncio
 from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.router.http.admission import (
+    MAX_PROMPT_PARTS,
     check_encoding,
     inference_request_of,
-    is_form,
     json_object,
-    read_form_request,
-    read_inference_request,
-    read_stored_request,
     unread_request,
 )
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.doubled_fields import TOKEN_FIELDS
 from dualmap.router.http.long_json import LongJson, scan_json
-from dualmap.router.http.paths import stored_response_id
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.steering import SAMPLING, may_steer
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.steps import in_steps
-
-LONG_BODY_BYTES: Final = 64 << 10
-"""Reading any body up to this takes a few milliseconds at most, in any shape."""
-
 
 MAX_JSON_VALUES = 100_000
 """Objects, arrays and strings of a JSON body over 64 KB; ten numbers count as one. With the two bounds below, what one
 body may take of the event loop in one piece."""
 MAX_JSON_BYTES = 8 << 20
 """Largest JSON body, without its strings of 64 KB and more."""
-MAX_PROMPT_PARTS = 10_000
-"""Messages, content parts, prompts or tools of a request, of each."""
 
 
 class Turns:
@@ -135,21 +125,6 @@ class LongBodies:
             return read
         finally:
             self._bodies.give_back(counted)
-
-
-def read_at_once(request: ClientRequest, request_id: str, trusts_transfers: bool = False) -> InferenceRequest | None:
-    """The inference request of a client, whatever its path; None where ``LongBodies`` has to read its body, in steps.
-
-    Raises:
-        NotFoundError: it is for a stored response that no instance of this fleet has.
-    """
-    if stored_response_id(request.path) is not None:
-        return read_stored_request(request, request_id)
-    if is_form(request):
-        return read_form_request(request, request_id, trusts_transfers=trusts_transfers)
-    if len(request.body) > LONG_BODY_BYTES:
-        return None
-    return read_inference_request(request, request_id, max_parts=MAX_PROMPT_PARTS, trusts_transfers=trusts_transfers)
 
 
 def _check_counts(body: Mapping[str, Any], found: LongJson) -> None:

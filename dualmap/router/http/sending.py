@@ -13,8 +13,8 @@ from dualmap.router.answers.result import AnswerResult
 from dualmap.router.answers.sse import NO_ENDING
 from dualmap.router.errors import OutOfFilesError
 from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
+from dualmap.router.http.body_edits import BodyPart
 from dualmap.router.http.heads import fields_for_instance
-from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.upstream import UpstreamConnection

@@ -19,9 +19,9 @@ import orjson
 from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.answers.result import AnswerResult
 from dualmap.router.http.answer_driver import AnswerDriver
+from dualmap.router.http.body_edits import BodyPart
 from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
-from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.sending import Sending
 from dualmap.router.http.transfers import Try
 from dualmap.router.requests.live_request import LiveRequest

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from dualmap.router.http.answer_driver import AnswerDriver
-from dualmap.router.http.model_field import BodyPart
+from dualmap.router.http.body_edits import BodyPart
 from dualmap.router.http.upstream_pool import ConnectError, UpstreamPool
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from dualmap.router.answers.usage_remover import _MAX_HELD_BYTES, UsageRemover
-from dualmap.router.http.added_fields import USAGE_FIELD, field_edit
-from dualmap.router.http.model_field import edited
+from dualmap.router.http.body_edits import USAGE_FIELD, edited, field_edit
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}],"usage":null}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'

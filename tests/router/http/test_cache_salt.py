@@ -8,11 +8,9 @@ import orjson
 import pytest
 
 from dualmap.router.errors import InvalidRequestError
-from dualmap.router.http.added_fields import field_edit, salt_field
-from dualmap.router.http.admission import unread_request
+from dualmap.router.http.admission import read_at_once, unread_request
+from dualmap.router.http.body_edits import edited, field_edit, salt_field
 from dualmap.router.http.cache_salt import separate
-from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import SALTED_PATHS, InferenceRequest
 from dualmap.router.tenants.cache_salts import CacheSalts

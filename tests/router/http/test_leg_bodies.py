@@ -5,11 +5,10 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.added_fields import field_edit
 from dualmap.router.http.admission import may_split
+from dualmap.router.http.body_edits import edited, field_edit
 from dualmap.router.http.connectors import PREFILL_PARAMS
 from dualmap.router.http.leg_bodies import freeing_body, params_field, prefill_body, transfer_params
-from dualmap.router.http.model_field import edited
 from dualmap.router.prompts.prompt import output_limit
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

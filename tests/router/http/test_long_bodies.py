@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.http.admission import LONG_BODY_BYTES
 from dualmap.router.http.body_budget import BodyBudget
-from dualmap.router.http.long_bodies import LONG_BODY_BYTES, LongBodies, Turns
+from dualmap.router.http.long_bodies import LongBodies, Turns
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest, SentPrompt
 from dualmap.router.prompts.prompt import sent_prompt

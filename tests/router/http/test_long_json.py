@@ -171,6 +171,6 @@ def test_what_building_takes_is_no_more_than_what_is_counted_for_it(item: bytes)
 
 
 def test_strings_that_are_cut_out_are_those_that_only_a_long_body_can_have() -> None:
-    from dualmap.router.http.long_bodies import LONG_BODY_BYTES
+    from dualmap.router.http.admission import LONG_BODY_BYTES
 
     assert LONG_STRING_BYTES >= LONG_BODY_BYTES

@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.http.added_fields import field_edit
-from dualmap.router.http.model_field import edited
+from dualmap.router.http.body_edits import edited, field_edit
 from dualmap.router.http.steering import may_steer, overriding_fields
 from dualmap.router.steps import at_once
 

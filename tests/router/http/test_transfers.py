@@ -12,9 +12,9 @@ import pytest
 from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.http import transfers as module
 from dualmap.router.http.answer_driver import AnswerDriver
+from dualmap.router.http.body_edits import BodyPart
 from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.leg_bodies import transfer_params
-from dualmap.router.http.model_field import BodyPart
 from dualmap.router.http.transfers import Transfers, Try
 from dualmap.router.http.upstream_pool import UpstreamPool
 from tests.router.http import kit

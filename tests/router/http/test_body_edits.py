@@ -1,4 +1,4 @@
-"""The priority that a request asks for, and the fields that the gateway adds to its body."""
+"""Edits of a body: the model's name, found wherever it is, and added fields; no other byte changes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
-from dualmap.router.http.added_fields import added_fields, field_edit, priority_field
+from dualmap.router.http.admission import read_at_once
+from dualmap.router.http.body_edits import added_fields, edited, field_edit, json_model_span, priority_field
 from dualmap.router.http.forward import body_for
-from dualmap.router.http.long_bodies import read_at_once
-from dualmap.router.http.model_field import edited
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
@@ -20,6 +19,28 @@ from dualmap.scheduling.request.machine import RequestSpec
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from tests.router import tools
 from tests.router.http.kit import Machine
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"{}"}',
+        b'{ "a": 1e400, "b": 18446744073709551616,\r\n"model"\t:\n "{}" , "c": "\\ud83d" }',
+        b'{"model":"x","model":7,"tools":[{"model":"alias"}],"model":"{}","metadata":{"model":"alias"}}',
+        b'{"metadata":{"model":"alias"},"m\\u006f\\u0064\\u0065\\u006C":"{}"}',
+        b'{"messages":[{"content":"\\"model\\":\\"alias\\""},{"content":"\\\\"}],"a\\"model":"alias","model":"{}"}',
+        b'{"a":"model","b":["model","alias"],"model":"{}"}',
+    ],
+)
+@pytest.mark.parametrize("name", ["alias", "model", "0", 'a"\\b', "a,b:{c}"])
+def test_only_the_objects_own_model_is_replaced(body: bytes, name: str) -> None:
+    sent = body.replace(b"{}", orjson.dumps(name)[1:-1])
+    assert b"".join(edited(sent, [(json_model_span(sent), b'"real"')])) == body.replace(b'"{}"', b'"real"')
+
+
+def test_edits_leave_every_other_byte() -> None:
+    assert b"".join(edited(b"abcdef", [((1, 1), b"-"), ((3, 5), b"+")])) == b"a-bc+f"
+    assert edited(b"abc", []) == [b"abc"]
 
 
 def read(body: dict[str, Any], *fields: tuple[bytes, bytes]) -> InferenceRequest:
