@@ -500,8 +500,8 @@ class LiveRequest:
             return
         expected_cached = self.expected_cached_tokens
         if outcome in ANSWERED:
-            if machine.leg is _WHOLE and not self._is_hybrid_there():
-                pool.recent_answers.ended(machine.instance_id, chain, usage)
+            if machine.leg is _WHOLE:
+                pool.recent_answers.ended(machine.instance_id, chain, usage, self._is_hybrid_there)
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             if self.inference_request.stores:
