@@ -209,16 +209,17 @@ async def test_token_ids_are_cut_into_the_blocks_that_the_engines_report() -> No
 
 
 class HeadTokenizer:
-    """Knows the tokens of what comes before an image."""
+    """Knows the tokens of what comes before an image, or of all where they are ``rendered``."""
 
-    def __init__(self, head: Chain) -> None:
+    def __init__(self, head: Chain, rendered: TokenCount | None = None) -> None:
         self.head = head
+        self.rendered = rendered
 
     status, is_mistrusted = "exact", False
 
     async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt:
         assert sent.source is not None and sent.source.has_media
-        return TokenizedPrompt(self.head, unrendered=Unrendered.OFF)
+        return TokenizedPrompt(self.head, self.rendered, None if self.rendered else Unrendered.OFF)
 
     def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
         raise AssertionError("nothing was counted")
@@ -248,3 +249,15 @@ async def test_a_prompt_with_an_image_has_engine_blocks_up_to_it_and_is_estimate
     assert cat.chain.hashes[4] != dog.chain.hashes[4]
     assert 64 + 1024 + 60 < cat.chain.prompt_tokens < 64 + 1024 + 120
     assert len(cat.chain.hashes) > (64 + 1024) / 16
+
+
+async def test_a_rendered_prompt_is_counted_by_its_tokens_and_still_teaches_of_images() -> None:
+    count, chain = TokenCount("the instances", frozenset({"image_url"})), engine_chain(range(200), 16)
+    parts = [{"type": "image_url", "image_url": {"url": "cat"}}, {"type": "text", "text": "what is this?"}]
+    sent = sent_prompt("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
+    assert sent is not None
+    read = await read_prompt(
+        sent, model="m", lora=None, rule=BlockRule(), learned=Learned(), tokenizer=HeadTokenizer(chain, count)
+    )
+    assert (read.chain, read.count, read.images, read.unrendered) == (chain, count, 1, None)
+    assert read.text_bytes == sent.text_bytes

@@ -13,6 +13,7 @@ from dualmap.scheduling.prompts.engine_blocks import (
     NO_EXTRAS,
     ROOT,
     BlockExtras,
+    Medium,
     append_hashes,
     block_hash,
     chain_of_hashes,
@@ -77,6 +78,20 @@ def test_adapter_and_salt_are_keys_as_the_engine_lists_them() -> None:
     assert extras.at[0] == encode_extra_keys(("adapter", "salt"))
     assert extras.usual == encode_extra_keys(["adapter"])
     assert encode_extra_keys(None) == encode_extra_keys(()) == b""
+
+
+def test_images_are_keys_of_the_blocks_that_they_reach_into_between_adapter_and_salt() -> None:
+    media = [Medium("cat", 3, 6), Medium("dog", 9, 1)]
+    extras = BlockExtras.of_media(media, 4, "sql", "secret")
+    assert extras.usual == encode_extra_keys(["sql"])
+    assert extras.at == {
+        0: encode_extra_keys(["sql", ("cat", 3), "secret"]),
+        1: encode_extra_keys(["sql", ("cat", -1)]),
+        2: encode_extra_keys(["sql", ("cat", -5), ("dog", 1)]),
+    }
+    later = BlockExtras.of_media([Medium("cat", 4, 1)], 4, None, "secret")
+    assert later.at == {0: encode_extra_keys(["secret"]), 1: encode_extra_keys([("cat", 0)])}
+    assert BlockExtras.of_media([], 4, "sql", "secret") == BlockExtras.of("sql", "secret")
 
 
 def test_whatever_separates_kv_caches_separates_chains() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
-from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys
+from dualmap.scheduling.prompts.engine_blocks import BlockExtras, Medium, encode_extra_keys, engine_chain
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
+from dualmap.workers.kv_events.engine_view import EngineView
 
 
 def batch_of(*events: Any, rank: Any = 0) -> Batch:
@@ -97,6 +98,20 @@ def test_an_adapter_without_its_name_cannot_be_translated() -> None:
     assert isinstance(named, Stored)
     assert (nameless.translatable, named.translatable) == (False, True)
     assert named.extras == [encode_extra_keys(["adapter"])] * 2
+
+
+def test_blocks_with_images_have_the_hashes_that_a_router_gives_a_rendered_prompt() -> None:
+    """The keys as vLLM 0.32 publishes them: adapter, images with the places of their first tokens, salt."""
+    keys = [["sql", ["cat", 1], "salt"], ["sql", ["cat", -1], ["dog", 1]], ["sql"]]
+    event = STORED | {
+        "block_hashes": [1, 2, 3], "parent_block_hash": None, "token_ids": [5, 9, 9, 9, 6, 7], "lora_name": "sql",
+        "lora_id": 1, "extra_keys": keys,
+    }  # fmt: skip
+    view = EngineView()
+    view.apply(batch_of(event))
+
+    extras = BlockExtras.of_media([Medium("cat", 1, 2), Medium("dog", 3, 1)], 2, "sql", "salt")
+    assert view.take_change(0, 0.0)[0].stored == list(engine_chain([5, 9, 9, 9, 6, 7], 2, extras).hashes)
 
 
 def test_events_that_are_not_known_are_passed_over() -> None:

@@ -72,6 +72,8 @@ async def test_the_leader_is_told_how_many_images_a_prompt_had(start_runtime: An
 
     request = await runtime.intake.place(received)
     assert (await loads(store))["a"].pending_tokens == 2048 + 21  # of the prior, and of role and marks
+    shown = request.explain().prompt
+    assert (shown.images, shown.media_estimated) == (2, "the pool has no tokenizer")
     request.finish(Outcome.COMPLETED, Usage(prompt_tokens=1300, output_tokens=7))
     await tools.settle()
 
