@@ -31,6 +31,7 @@ from dualmap.workers.context import PoolContext
 from dualmap.workers.kv_events.job import KvEventsJob
 from dualmap.workers.loop import run_job
 from dualmap.workers.metrics import WorkerMetrics
+from dualmap.workers.probe import Prober
 from dualmap.workers.settings import WorkerSettings
 
 BLOCK_TOKENS = 16
@@ -103,7 +104,7 @@ async def follow(ports: list[int], options: argparse.Namespace, server: Embedded
         pool=pool, settings=settings, worker=WorkerSettings(), worker_id="worker", clock=clock, metrics=metrics,
         jitter=random.Random(1),
     )  # fmt: skip
-    async with KvEventsJob(context) as job:
+    async with Prober(timeout_s=1.0) as prober, KvEventsJob(context, prober) as job:
         running = asyncio.create_task(run_job(job, context))
         await asyncio.sleep(options.warm_up_s)
         lags = metrics.kv_event_lag_seconds = Lags()  # type: ignore[assignment]

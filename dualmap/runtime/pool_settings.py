@@ -270,7 +270,11 @@ class PoolSettings(BaseModel):
     chat_template_kwargs: dict[str, Any] = Field(
         {}, description="variables of the chat template, as vLLM's --default-chat-template-kwargs"
     )
-    kv_events: KvEventSettings | None = Field(None, description="where instances publish KV events; none: nowhere")
+    kv_events: Literal["instances"] | KvEventSettings | None = Field(
+        None,
+        description="where instances publish KV events; instances: each is asked (GET /kv_event_sources, vLLM 0.32 or"
+        " newer); none: nowhere",
+    )
     kv_tiers: KvTierSettings = Field(
         KvTierSettings(), description="tiers that instances keep KV blocks in behind their devices"
     )

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 from dualmap.runtime.pool_settings import KvTierSettings
@@ -89,12 +88,15 @@ class PoolWorker:
             if events is not None:
                 group.create_task(run_job(events, self._context))
 
-    def _kv_events(self) -> AbstractAsyncContextManager[Job | None]:
+    @contextlib.asynccontextmanager
+    async def _kv_events(self) -> AsyncIterator[Job | None]:
         if not self._context.settings.has_kv_events:
-            return nullcontext()
+            yield None
+            return
         from dualmap.workers.kv_events.job import KvEventsJob  # with ZeroMQ, which is loaded only where it is used
 
-        return KvEventsJob(self._context)
+        async with self._prober() as prober, KvEventsJob(self._context, prober) as job:
+            yield job
 
     async def _lead(self, lease: Lease) -> None:
         own = self._context

@@ -157,6 +157,14 @@ class Prober:
         """The model names that it lists. Raises NotSentError."""
         return _model_list(_answered(await self._request("GET", f"{url}/v1/models", self._timeout_s)))
 
+    async def kv_event_sources(self, url: str) -> Any:
+        """Where it publishes KV events, as it says itself (JSON); None where it says nothing. Raises NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/kv_event_sources", self._timeout_s))
+        try:
+            return orjson.loads(answer.body) if answer.ok else None
+        except orjson.JSONDecodeError:
+            return None
+
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
         """The report of the server about itself, or about one of its ranks. Four requests: call rarely."""
         paths = ("/version", "/v1/models", "/metrics", "/server_info?config_format=json")

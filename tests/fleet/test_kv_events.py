@@ -39,9 +39,10 @@ def test_expected_cached_tokens_are_those_that_instances_report_under_eviction(t
 
 
 def test_a_hybrid_model_is_expected_to_find_what_it_finds(tmp_path: Path) -> None:
-    """Turns find the prompt before them and not its answer, and a part that prompts share from the third one on."""
+    """Turns find the prompt before them and not its answer, and a part that prompts share from the third one on. The
+    instances say themselves where they publish."""
     config = tmp_path / "fleet.yaml"
-    config.write_text(f"pools: [{{name: default, kv_events: {EVENTS}}}]\n")
+    config.write_text("pools: [{name: default, kv_events: instances}]\n")
     groups = '["window:200", "state:256", "window:500"]'
     options = (*OPTIONS, "--emulator.cache_groups", groups, "--emulator.kv_capacity_tokens", str(60 * BLOCK_TOKENS))
     with running_fleet(tmp_path, ("--config", str(config), *options)) as fleet:

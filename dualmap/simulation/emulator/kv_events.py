@@ -40,6 +40,18 @@ class KvEventLog:
         self._known: dict[int, tuple[Prompt, int, int]] = {}
         """Known blocks: a prompt with the block, its place in there, and how many requests under way have it."""
 
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where it is published, as vLLM's ``GET /kv_event_sources`` says."""
+        ports = [
+            None if endpoint is None else f"tcp://*:{endpoint.rpartition(':')[2]}"
+            for endpoint in (self._publisher.endpoint, self._publisher.replay_endpoint)
+        ]
+        return {
+            "enable_kv_cache_events": True, "publisher": "zmq", "endpoint": ports[0], "replay_endpoint": ports[1],
+            "buffer_steps": 10_000, "hwm": 100_000, "max_queue_size": 100_000, "topic": self._publisher.topic,
+        }  # fmt: skip
+
     def enter(self, engine_id: str, prompt: Prompt) -> None:
         """A request is under way."""
         self._prompts[engine_id] = prompt

@@ -45,6 +45,7 @@ class KvEventPublisher:
     ) -> None:
         """A port 0 picks a free one. ``replays_topic``: as releases since 2026 answer a replay. ``replay_room``: only
         so many batches of a replay arrive, and its last one, as when a socket drops what it has no room for."""
+        self.topic = topic
         self._topic = topic.encode()
         self._rank = rank
         self._replays_topic = replays_topic

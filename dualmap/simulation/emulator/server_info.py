@@ -43,6 +43,7 @@ class ServerInfo:
             "/ping": {"GET": health, "POST": health},
             "/version": {"GET": Route(lambda _, responder: send(responder, {"version": self._version}))},
             "/load": {"GET": Route(self._load)},
+            "/kv_event_sources": {"GET": Route(self._kv_event_sources)},
             "/metrics": {"GET": Route(self._metrics)},
             **self._limits.names.routes(),
             "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
@@ -55,6 +56,10 @@ class ServerInfo:
     def _models(self, _request: HttpRequest, responder: Responder) -> None:
         cards = self._limits.names.cards(self._created, self._limits.max_model_len)
         send(responder, {"object": "list", "data": cards})
+
+    def _kv_event_sources(self, _request: HttpRequest, responder: Responder) -> None:
+        logs = [(rank, each.kv_events) for rank, each in enumerate(self._generators)]
+        send(responder, {str(rank): log.source for rank, log in logs if log is not None})
 
     def _load(self, _request: HttpRequest, responder: Responder) -> None:
         send(responder, {"server_load": sum(each.active for each in self._generators)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import zmq.asyncio
@@ -12,6 +12,7 @@ import zmq.asyncio
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.workers.context import PoolContext
+from dualmap.workers.kv_events.asked_sources import AskedSources, Asking
 from dualmap.workers.kv_events.share import share_of
 from dualmap.workers.kv_events.source import EventSource, source_of
 from dualmap.workers.kv_events.subscriber import Subscriber
@@ -27,7 +28,9 @@ class KvEventsJob:
     name = "kv_events"
     interval_s = 0.5
 
-    def __init__(self, context: PoolContext) -> None:
+    def __init__(self, context: PoolContext, prober: Asking) -> None:
+        """``prober`` asks instances where they publish, where the pool does not say."""
+        self._asked = AskedSources(prober, context.clock)
         self._pool = context.pool
         self._settings = context.settings
         self._worker_id = context.worker_id
@@ -42,6 +45,7 @@ class KvEventsJob:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stop(tuple(self._running))
+        await self._asked.close()
         if self._zmq is not None:
             self._zmq.destroy(linger=0)
         try:
@@ -52,7 +56,7 @@ class KvEventsJob:
     async def tick(self) -> None:
         """Renew the lease, and follow the share that the living leave. Raises StoreUnavailableError."""
         living = await self._pool.kv_events.renew_subscriber(self._worker_id, LEASE_MS)
-        sources = await self._sources()
+        sources = await self._sources(living)
         mine = share_of(self._worker_id, sources, living)
         wanted = {sources[name] for name in mine}
         ended = [source for source, (task, _) in self._running.items() if task.done()]
@@ -61,10 +65,14 @@ class KvEventsJob:
             self._start(source)
         self._report()
 
-    async def _sources(self) -> Mapping[str, EventSource]:
+    async def _sources(self, living: Sequence[str]) -> Mapping[str, EventSource]:
         members = (await self._pool.membership()).instances
         found = {name: source_of(spec, self._settings) for name, spec in members.items()}
-        return {name: source for name, source in found.items() if source is not None}
+        sources = {name: source for name, source in found.items() if source is not None}
+        if self._settings.kv_events == "instances":
+            mine = share_of(self._worker_id, members.keys() - sources.keys(), living)
+            sources |= self._asked.of([members[name] for name in sorted(mine)])
+        return sources
 
     def _start(self, source: EventSource) -> None:
         assert self._zmq is not None, "used outside of its context"

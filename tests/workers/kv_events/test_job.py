@@ -25,8 +25,15 @@ async def pool() -> PoolStore:
     return pool
 
 
+class Silent:
+    """No server."""
+
+    async def kv_event_sources(self, url: str) -> None:
+        return None
+
+
 def job(pool: PoolStore, worker_id: str) -> KvEventsJob:
-    return KvEventsJob(context_of(pool, settings=SETTINGS, worker_id=worker_id))
+    return KvEventsJob(context_of(pool, settings=SETTINGS, worker_id=worker_id), Silent())
 
 
 async def owner(pool: PoolStore) -> str:
