@@ -28,6 +28,8 @@ KINDS: Final = {
 """Kinds of groups whose rule is known, by vLLM's names."""
 
 
+WAITS_BLOCKS: Final = 256
+"""Blocks of full attention after which a group that has not shown up is one that caches nothing."""
 _MAIN, _GROUP, _LINK = b"m", b"g", b"l"
 """Tiers of entries. The main group: its number; the tokens of a block. Another group: its number; its window, and its
 kind with its block's tokens. A link: a block's name; that of the block before it, and the number of blocks up to it."""
@@ -87,6 +89,9 @@ class GroupHoldings:
         """Groups and names whose copies changed since the entries were last taken."""
         self._links_touched: set[int] = set()
         self._groups_touched = True
+        self._waits = main > 0
+        """Whether groups with lower numbers than the main one have not shown up yet: a short prompt fills none of their
+        blocks."""
         self.step_tokens = block_tokens
 
     def __len__(self) -> int:
@@ -113,6 +118,7 @@ class GroupHoldings:
         self.step_tokens = math.lcm(self.step_tokens, group.block_tokens)
         self._dirty.update(self._links)
         self._groups_touched = True
+        self._waits = self._waits and not all(each in self._of_group for each in range(self.main))
         return alike
 
     # what comes and goes ---------------------------------------------------------------------------------------------
@@ -152,6 +158,9 @@ class GroupHoldings:
                 self._children[parent].add(name)
             self._links_touched.add(name)
         self._dirty.add(name)
+        if self._waits and len(self._links) >= WAITS_BLOCKS:
+            self._waits = False
+            self._dirty.update(self._links)
 
     def unlink(self, name: int) -> None:
         """The last copy of a block of the main group went."""
@@ -196,7 +205,7 @@ class GroupHoldings:
     def is_end(self, name: int) -> bool:
         """Whether a hit may end after this block of the main group."""
         link = self._links.get(name)
-        if link is None or link[1] * self.block_tokens % self.step_tokens:
+        if link is None or self._waits or link[1] * self.block_tokens % self.step_tokens:
             return False
         for alike in self._alike.values():
             kind, needed = alike.group.kind, alike.group.needed_blocks
@@ -285,6 +294,7 @@ class GroupHoldings:
             found._links[name] = (None if depth == 1 else parent, depth)
             if depth > 1:
                 found._children[parent].add(name)
+        found._waits = found._waits and len(found._links) < WAITS_BLOCKS
         found._dirty.update(found._links)
         found._groups_touched = False
         return found

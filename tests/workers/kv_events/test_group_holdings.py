@@ -14,7 +14,7 @@ from dualmap.scheduling.prompts.engine_blocks import engine_chain
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import UNPLACED_BLOCKS, EngineView
-from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
+from dualmap.workers.kv_events.group_holdings import WAITS_BLOCKS, AmbiguousEventsError
 
 FULL, WINDOW, STATE = "full_attention", "sliding_window", "mamba"
 TOKENS = 4
@@ -179,6 +179,25 @@ def test_a_group_that_shows_up_late_leaves_what_came_before_inner() -> None:
     apply(view, store, engine.store(1, prompt, 0, {1, 2}))
 
     assert (alone, [*store.listed.values()]) == ({True}, [False, False])
+
+
+def test_no_hit_is_expected_before_all_groups_have_shown_up_or_never_will() -> None:
+    engine, view, store = Hybrid((STATE, 8, 0), (STATE, 4, 0), (FULL, 4, 0)), EngineView(), Store()
+    prompt = tuple(range(8))
+    apply(view, store, engine.store(1, prompt[:4], 0), engine.store(2, prompt[:4], 0))
+    early = {*store.listed.values()}
+    apply(view, store, *(engine.store(number, prompt, first) for number, first in ((0, 0), (1, 1), (2, 1))))
+
+    assert early == {False}
+    assert store.listed == engine.listed()
+    assert any(store.listed.values())
+
+    alone, listed = EngineView(), Store()
+    many = Hybrid((STATE, 4, 0), (FULL, 4, 0))
+    apply(alone, listed, many.store(1, tuple(range(4 * WAITS_BLOCKS - 4)), 0))
+    before = {*listed.listed.values()}
+    apply(alone, listed, many.store(1, tuple(range(4 * WAITS_BLOCKS)), WAITS_BLOCKS - 1))
+    assert (before, {*listed.listed.values()}) == ({False}, {True})
 
 
 @pytest.mark.parametrize(
