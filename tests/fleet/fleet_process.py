@@ -21,23 +21,26 @@ T = TypeVar("T")
 
 READY_S = 60.0
 MOST_EMULATED = 8
+_LONGEST_PAUSE_S = 0.15
 _KV_EVENTS_AT = "--emulator.kv_events_port_offset"
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_s", "0.8",
-    "--worker.health_interval_s", "0.3", "--status-interval-s", "0.2", "--emulator.store_responses", "true",
+    "--worker.health_interval_s", "0.3", "--emulator.store_responses", "true",
 )  # fmt: skip
 """Options with short leases, so that what follows a crash is seen soon."""
 
 
 def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s: float = 60.0) -> T:
-    """The first truthy result of ``probe``, asked again and again; fails with ``what`` when none comes."""
-    end_s = time.monotonic() + deadline_s
+    """The first truthy result of ``probe``, which is called again and again, less often the longer it takes: a probe
+    costs the processes that it reads. Fails with ``what`` when none comes."""
+    end_s, pause_s = time.monotonic() + deadline_s, 0.02
     while True:
         with contextlib.suppress(OSError):
             if found := probe():
                 return found
         assert time.monotonic() < end_s, f"never within {deadline_s:g} s: {what}"
-        time.sleep(0.05)
+        time.sleep(pause_s)
+        pause_s = min(1.2 * pause_s, _LONGEST_PAUSE_S)
 
 
 class Fleet(FleetProcess):
