@@ -176,6 +176,8 @@ class Answer:
     it is the one that prefilled it."""
     outcome: str | None = None
     expected_cached_tokens: int = 0
+    tries: int = 0
+    """``RequestMachine.tries``: clients, logs and traces get it as the number of attempts."""
     usage: Usage = field(default_factory=Usage)
     """The usage as the instance reported it."""
 
@@ -324,7 +326,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             Terms("passed_on"),
             KeyedPrompt(usage.prompt_tokens or 0),
             Course(received_unix_s, spec.slo_s, 0.0, None, None, machine.ended_s),
-            Answer(machine.instance_id or None, machine.outcome, 0, usage),
+            Answer(machine.instance_id or None, machine.outcome, 0, machine.tries, usage),
             (),
             detours,
         )
@@ -360,7 +362,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             machine.ended_s,
             machine.on_time,
         ),
-        Answer(machine.instance_id or None, machine.outcome, expected_cached_tokens, usage),
+        Answer(machine.instance_id or None, machine.outcome, expected_cached_tokens, machine.tries, usage),
         tuple(rounds),
         detours,
     )

@@ -148,7 +148,7 @@ def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, A
         "instance": answer.instance_id,
         "outcome": answer.outcome,
         "reason": rounds[-1].decision.reason if rounds else None,
-        "attempts": 1 + len(detours.failures),
+        "attempts": answer.tries,
         "continued": len(detours.continued),
         "prompt_tokens": explanation.prompt_tokens,
         "expected_cached_tokens": answer.expected_cached_tokens,

@@ -162,7 +162,7 @@ def _request_attributes(explanation: Explanation) -> dict[str, Any]:
         "dualmap.cached_tokens.expected": explanation.answer.expected_cached_tokens,
         "dualmap.cached_tokens.reported": explanation.answer.usage.cached_tokens,
         "dualmap.key_blocks": explanation.prompt.key.blocks,
-        "dualmap.attempts": 1 + len(explanation.detours.failures),
+        "dualmap.attempts": explanation.answer.tries,
     }
     return {name: value for name, value in attributes.items() if value is not None}
 

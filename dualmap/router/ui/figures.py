@@ -143,7 +143,7 @@ def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
         course.slo_s,
         explanation.answer.outcome,
         rounds[-1].decision.reason.value if rounds else None,
-        1 + len(failures),
+        explanation.answer.tries,
         replica_id,
         f"{explanation.prompt.key.hash:016x}",
         failures[-1][:_LONGEST_FAILURE] if failures else None,

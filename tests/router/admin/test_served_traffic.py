@@ -30,7 +30,7 @@ def ended(
         Terms("dualmap"),
         KeyedPrompt(100),
         Course(ended_unix_s - 2.0, 5.0, first_token_s=first_token_s, done_s=2.0),
-        Answer(instance_id, outcome, expected_cached_tokens, usage),
+        Answer(instance_id, outcome, expected_cached_tokens, 1, usage),
     )
 
 

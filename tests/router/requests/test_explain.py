@@ -99,7 +99,7 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
         asked=Asked("x", "m", "default", "client", "tenant", "key"),
         terms=Terms("dualmap", "batch", 1, Standing(3, 2.5, 1.25)),
         course=Course(10.0, 5.0, 0.5, 0.25, 0.75, 2.0, True),
-        answer=Answer("a", "completed", 5, Usage(10, 4, 3)),
+        answer=Answer("a", "completed", 5, 1, Usage(10, 4, 3)),
         rounds=(PlacementRound.of(placed, 2),),
         detours=Detours(
             ("a: refused",),

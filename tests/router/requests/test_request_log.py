@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.router.errors import NoInstanceError
 from dualmap.router.requests.explain import Asked
 from dualmap.router.requests.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 from dualmap.scheduling.request.machine import Failed
@@ -60,6 +61,20 @@ async def test_requests_that_are_passed_on_or_refused_have_a_line_too(start_runt
     [line] = lines(path)
     assert (line["request_id"], line["attempts"], line["prompt_tokens"]) == ("embedded", 2, 9)
     assert line["reason"] is None
+
+
+async def test_attempts_are_those_of_the_header_and_0_for_a_request_that_no_instance_had_room_for(
+    start_runtime: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    runtime = await start_runtime(instances=(), request_log=str(path))
+    with pytest.raises(NoInstanceError):
+        await runtime.intake.place(tools.request("nobody is there", request_id="refused"))
+
+    await runtime.stop()
+
+    [line] = lines(path)
+    assert (line["request_id"], line["outcome"], line["attempts"]) == ("refused", "refused", 0)
 
 
 class HungFile:
