@@ -71,7 +71,7 @@ class Settings(BaseModel):
         pools = {pool.name for pool in self.pools}
         for tenant in self.tenants:
             if unknown := sorted(set(tenant.pools) - pools):
-                raise ValueError(f"tenant {tenant.name!r} may use pool {unknown[0]!r}, which there is not")
+                raise ValueError(f"tenant {tenant.name!r} names the unknown pool {unknown[0]!r}")
         return self
 
     @model_validator(mode="after")

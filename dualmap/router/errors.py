@@ -68,7 +68,7 @@ class InvalidTokenError(RouterError):
 
 
 class UnknownTenantError(RouterError):
-    """A token, or the gateway, names a tenant that there is not."""
+    """A token, or the gateway, names an unknown tenant."""
 
     status, type, code = 403, "permission_error", "unknown_tenant"
 

@@ -98,7 +98,7 @@ class InstanceRecord(LiveCounts):
 
     @classmethod
     def parse(cls, text: bytes) -> InstanceRecord:
-        """Raises ValueError, or the like, where it is none: texts come first, then figures alone."""
+        """Raises ValueError, or the like, if the text is malformed: texts come first, then figures alone."""
         values = _in_order(INSTANCE.fields(text))
         if values[0] not in _STATES or values[1] not in _ROLES or sum(values[2:]) != sum(values[2:]):
             raise ValueError(f"no record of an instance: {text!r}")

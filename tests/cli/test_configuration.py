@@ -270,7 +270,7 @@ def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
 
 def test_pools_that_a_tenant_may_use_exist() -> None:
     tenant = '[{"name": "acme", "pools": ["large"]}]'
-    assert "tenant 'acme' may use pool 'large', which there is not" in complaint("--tenants", tenant)
+    assert "tenant 'acme' names the unknown pool 'large'" in complaint("--tenants", tenant)
 
 
 def test_a_lora_adapter_cannot_have_the_name_of_its_pools_model() -> None:

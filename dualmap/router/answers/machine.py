@@ -79,7 +79,7 @@ from dualmap.scheduling.values import value
 MAX_HELD_BYTES: Final = 256 << 10
 """A first event, or the body of an error answer, is held back up to this."""
 _START_BYTES: Final = 64
-"""An answer shows within so many bytes that it is an event stream, whatever its type says."""
+"""An answer that is an event stream under another type shows that within this many bytes."""
 ERROR_BODY_S: Final = 2.0
 """Longest wait for the rest of an error answer that justifies another try."""
 SILENT_S: Final = 5.0

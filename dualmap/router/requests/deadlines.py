@@ -34,7 +34,7 @@ class Deadline:
     request: HasDeadline | None
 
     def forget(self) -> None:
-        """The request is to hear of it no more."""
+        """Stop reporting to the request."""
         self.request = None
 
 

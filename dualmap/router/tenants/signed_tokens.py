@@ -324,7 +324,7 @@ def _newest(absent: dict[str, float]) -> dict[str, float]:
 
 
 def keys_from(content: bytes) -> list[TokenKey]:
-    """The keys for signatures in a JWK set. Raises ValueError where it is none."""
+    """The keys for signatures in a JWK set. Raises ValueError if the set is malformed."""
     from jwt import PyJWK, PyJWTError
 
     try:

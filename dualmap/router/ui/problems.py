@@ -444,7 +444,7 @@ ADVICE: Final[Mapping[str, tuple[Severity, str]]] = {
         Severity.NOTICE, "Clients send no key or a wrong one: see router.api_keys, admin_key, admins, and tenants.md."
     ),
     "invalid_token": (Severity.NOTICE, "Clients send tokens that are not accepted: the answers say why (router.jwt)."),
-    "unknown_tenant": (Severity.NOTICE, "Tokens or the gateway name tenants that there are not: dualmap tenants list."),
+    "unknown_tenant": (Severity.NOTICE, "Tokens or the gateway name unknown tenants: dualmap tenants list."),
     "tenant_header": (Severity.NOTICE, "Clients name tenants themselves: only router.gateway is believed."),
     "limits_unknown": (Severity.CRITICAL, "Bring the server at store.url back: router.limits_without_store is closed."),
     "token_keys_coming": (Severity.WARNING, "The keys of an issuer of tokens cannot be had: see the log (router.jwt)."),

@@ -78,7 +78,7 @@ class Weights(NamedTuple):
 
 
 def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_tokens: int = 0) -> Form:
-    """The features of an instance and a request that is to be placed there, whose hot prefix has so many tokens."""
+    """The features of an instance and a request that is to be placed there, whose hot prefix has ``hot_tokens``."""
     uncached_tokens = chain.uncached_tokens(load.hit_blocks)
     overtaken_tokens, stalled_s = load.overtaken_tokens, load.stalled_s
     return features_at(

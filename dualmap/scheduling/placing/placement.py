@@ -369,7 +369,8 @@ class Search:
         """The course of the search, which placed the request.
 
         Raises:
-            SearchFailed: see there.
+            SearchFailed: every queue is full, the SLO would be missed and late requests are refused, the id is taken, a
+                budget of its tenant has not enough left, or no instance is ready.
         """
         return _Run(self).run()
 

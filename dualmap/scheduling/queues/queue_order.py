@@ -24,7 +24,7 @@ than a dispatch window to prefill, its prefix being cached, does not wait for me
 it were refused, its session would lose the cache that it lives on. It waits as long as its client does, unless the pool
 refuses what is still deferred ``max_deferred_s`` after its deadline.
 
-Deferred requests go in the order of bands, too. One that stays for want of memory does not keep the others back, with
+Deferred requests go in the order of bands, too. One that stays for lack of memory does not keep the others back, with
 one exception: that of a tenant within its share does not see requests of its class go before it that are of tenants
 above theirs, late or on time: it is dispatched before any of these, as one on time is, and while it finds no memory
 none of these goes. Else it would wait for as long as others, whose requests are shorter, keep sending more than their

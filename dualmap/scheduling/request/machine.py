@@ -96,8 +96,8 @@ class Phase(StrEnum):
     NEW = "new"
     """Only its driver knows of it."""
     ADMITTING = "admitting"
-    """The request is about to be placed, for the first time or once more, and waits for another copy of its prompt, of
-    which an engine died, and which is on trial."""
+    """The request is about to be placed, for the first time or once more. It waits for the trial of a copy of its
+    prompt, which is suspected of killing engines."""
     PLACING = "placing"
     """An instance is searched for. The store may have reserved one."""
     AWAITING = "awaiting"
@@ -406,8 +406,8 @@ class Failed:
     keeps_kv: bool = False
     """The KV of its decode leg is still staged, so that another decoder could take it."""
     sent_tokens: int | None = None
-    """The client has so many tokens of the answer, and another instance can give the rest. None: nothing is continued,
-    and without ``begun`` the client has nothing. Before the first token there is nothing to continue either way."""
+    """The tokens of the answer that the client has, where another instance can give the rest. None: nothing is
+    continued, and without ``begun`` the client has nothing. Before the first token there is nothing to continue."""
 
 
 @value
@@ -683,7 +683,7 @@ class PlacingFleet(Fleet, Protocol):
     """The fleet as the machine sees it, beside what a search needs of it."""
 
     def window_delay_s(self, spec: InstanceSpec, uncached_tokens: int) -> float:
-        """Time until the instance has prefilled a full dispatch window, and so many tokens behind it."""
+        """Time until the instance has prefilled a full dispatch window, and ``uncached_tokens`` behind it."""
 
 
 MAX_CONTINUATIONS = 8

@@ -52,7 +52,7 @@ class Account:
 
     @classmethod
     def parse(cls, text: str) -> Account:
-        """Raises ValueError where it is none."""
+        """Raises ValueError if the text is malformed."""
         tenant, key, priority_class, model = text.split(" ", 3)
         return cls(tenant, key, "" if priority_class == NO_CLASS else priority_class, model)
 
@@ -86,7 +86,7 @@ class Counts:
 
     @classmethod
     def parse(cls, text: str) -> Counts:
-        """Raises ValueError where it is none."""
+        """Raises ValueError if the text is malformed."""
         figures = [int(word) for word in text.split()]
         if len(figures) != len(COUNTS):
             raise ValueError(f"no counts: {text!r}")
@@ -141,7 +141,7 @@ class UsageRecord:
 
     @classmethod
     def parse(cls, text: str) -> UsageRecord:
-        """Raises ValueError where it is none."""
+        """Raises ValueError if the text is malformed."""
         words: Sequence[str] = text.split(" ", len(COUNTS) + 4)
         figures, (outcome, how, request_id, account) = words[1 : len(COUNTS) + 1], words[len(COUNTS) + 1 :]
         counts = Counts.parse(" ".join(figures))

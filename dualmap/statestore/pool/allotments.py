@@ -33,7 +33,7 @@ class Wanted:
 
     @classmethod
     def parse(cls, text: bytes) -> Wanted:
-        """Raises ValueError where it is none."""
+        """Raises ValueError if the text is malformed."""
         needs, amount, pools = text.decode().split(" ")
         return cls(count_from(needs.encode()), max(1, count_from(amount.encode())), tuple(pools.split(",")))
 

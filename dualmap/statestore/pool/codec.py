@@ -273,7 +273,7 @@ def counts_text(counts: Counts) -> bytes:
 
 
 def counts_from(text: bytes) -> Counts:
-    """The reverse. Raises ValueError, or the like, where it is none."""
+    """The reverse. Raises ValueError, or the like, if the text is malformed."""
     if text.startswith(_PACKED):
         return Counts(*map(int, _COUNTS.unpack(text[1:])))
     return Counts.parse(text.decode())

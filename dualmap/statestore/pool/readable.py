@@ -68,7 +68,7 @@ def readable_texts(entries: Iterable[bytes]) -> list[str]:
 
 @lru_cache(maxsize=1024)  # a version or an epoch is that of the reply before
 def count_from(text: bytes) -> int:
-    """Raises ValueError where it is none that this fleet would write."""
+    """Raises ValueError if it is not one that this fleet would write."""
     count = int(text)
     if not 0 <= count < LARGEST_COUNT:
         raise ValueError(f"{count} is no count")

@@ -46,11 +46,11 @@ class DualMapLeastCost(BeyondPair):
 
     Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
     measured reason (``docs/concepts/default-policy.md``). A recomputed token delays all requests queued behind it, so
-    own prefill weighs several times its own seconds; not so that of a hot prefix, which more instances are to have, and
-    which the next requests find there. It weighs more where running requests fill the KV memory, since it then evicts
-    blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV memory in
-    use weighs as well: where prompts are short and answers long, decoding is the bottleneck. And the instance that was
-    last given the prefix and the least loaded ones are weighed too, where they could cost less.
+    own prefill weighs several times its own seconds. A hot prefix's prefill does not: more instances are to have that
+    prefix, and the next requests find it there. Own prefill weighs more where running requests fill the KV memory,
+    since it then evicts blocks that others would hit. Deferred work weighs little, since new requests overtake it. KV
+    memory in use weighs as well: where prompts are short and answers long, decoding is the bottleneck. And the instance
+    that was last given the prefix and the least loaded ones are weighed too, where they could cost less.
     """
 
     name: str
