@@ -13,7 +13,7 @@ from dualmap.scheduling.tenants.budgets import MINUTE_S, Limit, entry_of
 from dualmap.statestore.pool.calls import Argument
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import budget_used, pairs_from
-from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies, count_from
 
 _COUNTER: Final = "*"
 _REFUSED: Final = -1
@@ -90,12 +90,12 @@ def leak_per_s_of(limit: Limit, text: bytes | None) -> float:
 class Allotments(Changes):
     """The leader's calls about a pool's parts. Draws read them, and say what is wanted."""
 
-    @reads
+    @checks_replies
     async def changes(self) -> int:
         """A number that grows with every change; it goes back where the store lost some."""
         return count_from(await self._calls.command("HGET", self._keys.budgets_allotted, _COUNTER) or b"0")
 
-    @reads
+    @checks_replies
     async def wanted(self) -> Mapping[str, Wanted]:
         """The budgets of which more is wanted, by name."""
         found = {}
@@ -104,7 +104,7 @@ class Allotments(Changes):
                 found[name.decode()] = Wanted.parse(text)
         return found
 
-    @reads
+    @checks_replies
     async def of(self, budget: str, amount: int, begins_with: int) -> Allotted:
         """The part of an amount that the pool has; ``begins_with`` where nothing is entered."""
         keys, (book, kind) = self._keys, entry_of(budget)
@@ -119,7 +119,7 @@ class Allotments(Changes):
                 wanted = Wanted.parse(wish)
         return Allotted(part, 0 if entered is None else entered.stamp, used, wanted)
 
-    @reads
+    @checks_replies
     async def entered(self, budgets: Sequence[str]) -> dict[str, Entered]:
         """The entries of budgets, by name."""
         if not budgets:
@@ -128,7 +128,7 @@ class Allotments(Changes):
         found = zip(budgets, map(entered_from, texts), strict=True)
         return {budget: each for budget, each in found if each is not None}
 
-    @reads
+    @checks_replies
     async def allot(self, change: Allotment) -> int | None:
         """Make a change, and return the part that the pool has then: more than asked where it uses more. None where a
         change with this stamp or a later one was made. A repetition changes nothing."""

@@ -17,7 +17,7 @@ import msgspec
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.logs import last_logged, logged
-from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
 
 KEPT_SAMPLES: Final = 240
 """Samples that are kept: one every five seconds for twenty minutes."""
@@ -161,17 +161,17 @@ class Chronicle(Changes):
             command for each in happened for command in logged(self._keys.chronicle_happened, each, KEPT_HAPPENINGS)
         ]
 
-    @reads
+    @checks_replies
     async def samples(self, limit: int) -> Sequence[PoolSample]:
         """The last samples, the latest first."""
         return await last_logged(self._calls, self._keys.chronicle_samples, PoolSample, limit)
 
-    @reads
+    @checks_replies
     async def happened(self, limit: int) -> Sequence[Happened]:
         """The last happenings, the latest first."""
         return await last_logged(self._calls, self._keys.chronicle_happened, Happened, limit)
 
-    @reads
+    @checks_replies
     async def member_changes(self, limit: int) -> Sequence[MemberChange]:
         """The last changes of instances, the latest first."""
         return await last_logged(self._calls, self._keys.members_history, MemberChange, limit)

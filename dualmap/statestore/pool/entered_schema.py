@@ -8,14 +8,14 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.former_books import FormerBooks
-from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.readable import checks_replies
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema, refuse_older
 
 
 class EnteredSchema(Changes):
     """The schema that a pool says of itself."""
 
-    @reads
+    @checks_replies
     async def enter(self) -> None:
         """Say in the pool that a process of this version uses it, before anything else is written.
 

@@ -13,7 +13,7 @@ from dualmap.scheduling.tenants.budgets import KINDS, Period, entry_of
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import BUDGET, WORK, pairs_from
-from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
 
 _TOGETHER: Final = 500
 """Books that are packed in one call."""
@@ -24,7 +24,7 @@ _EPOCH: Final = date(1970, 1, 1).toordinal()
 class FormerBooks(Changes):
     """Books of schema 1 that are left in a pool."""
 
-    @reads
+    @checks_replies
     async def pack(self) -> None:
         """Pack all that are left. Other processes may do so at the same time: each budget is packed once."""
 

@@ -15,7 +15,7 @@ from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Argument, Command
 from dualmap.statestore.pool.changes import Change, Changes
-from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
 from dualmap.statestore.records import HASH_BYTES, InstanceRecord
 
 _CHANGES_PER_CALL = 200
@@ -31,7 +31,7 @@ READ_SO_FAR = ("sequence", "published_s", *BOOKED)
 class KvClaims(Changes):
     """Claims of KV events, and what they change. A ``fence`` that is not the current claim's raises LeaseLostError."""
 
-    @reads
+    @checks_replies
     async def renew_subscriber(self, worker_id: str, lease_ms: int) -> Sequence[str]:
         """Renew a subscriber's lease, or end it with 0; returns all whose lease runs, sorted."""
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
@@ -47,7 +47,7 @@ class KvClaims(Changes):
             await self._make(Change((("HDEL", key, *ended),)))
         return sorted(each.replica_id for each in known if each.is_alive(now_ms))
 
-    @reads
+    @checks_replies
     async def records(self) -> Mapping[str, KvEventRecord]:
         """The KV event record of every known instance."""
         names = sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instances))
@@ -55,7 +55,7 @@ class KvClaims(Changes):
         replies = await self._calls.together(commands)
         return {name: _record(name, reply) for name, reply in zip(names, replies, strict=True)}
 
-    @reads
+    @checks_replies
     async def claim(self, instance_id: str, worker_id: str) -> KvEventRecord | None:
         """Take the instance over, under a new fence; None if another subscriber whose lease runs has it, or the
         instance is unknown."""
@@ -73,13 +73,13 @@ class KvClaims(Changes):
         read = ((instances, instance_id, spec), (key, "fence", b"%d" % known.fence if known.fence else None))
         return taken if await self._make(Change((claim,), read)) else None  # None: another was faster
 
-    @reads
+    @checks_replies
     async def release(self, instance_id: str, fence: int) -> None:
         """Give it back: another one continues from the same state. Harmless if already lost."""
         key = self._keys.kv_events(instance_id)
         await self._make(Change((("HSET", key, "owner", ""),), ((key, "fence", b"%d" % fence),)))
 
-    @reads
+    @checks_replies
     async def mark(
         self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
     ) -> None:
@@ -101,7 +101,7 @@ class KvClaims(Changes):
             raise LeaseLostError(f"fence {fence} is no longer the claim of these KV events: claim them again")
         return made
 
-    @reads
+    @checks_replies
     async def names(self, instance_id: str) -> Mapping[bytes, bytes]:
         """All names; for a subscriber that continues. Not atomic, and not for the hot path."""
         names: dict[bytes, bytes] = {}
@@ -113,7 +113,7 @@ class KvClaims(Changes):
                     _enter(names, msgpack.unpackb(packed))
         return names
 
-    @reads
+    @checks_replies
     async def apply(self, instance_id: str, fence: int, change: KvChange) -> int:
         """Apply a change as a whole, and take overdue bookings back if the view is exact. Returns how
         many of the stored blocks had been booked. Does not change the instance's version."""

@@ -13,7 +13,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.entered_schema import EnteredSchema
-from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.readable import checks_replies
 from dualmap.statestore.pool.schema import SCHEMA
 
 
@@ -24,7 +24,7 @@ class LeaderLease(Changes):
         super().__init__(keys, calls)
         self._schema = schema
 
-    @reads
+    @checks_replies
     async def acquire(self, owner: str, lease_ms: int) -> Lease | None:
         """Become leader if no worker leads; renewing is ``renew``. None if another worker leads.
 
@@ -48,7 +48,7 @@ class LeaderLease(Changes):
 
         return await self._derive(take)
 
-    @reads
+    @checks_replies
     async def renew(self, lease: Lease, lease_ms: int) -> Lease:
         """Extend. Raises LeaseLostError if lost, and StoreSchemaError as ``acquire`` does."""
         await self._schema.refuse_newer()
@@ -60,7 +60,7 @@ class LeaderLease(Changes):
         await self._make(Change([times], fence=lease.fence))
         return replace(lease, expires_ms=expires_ms)
 
-    @reads
+    @checks_replies
     async def release(self, lease: Lease) -> None:
         """Step down; harmless if already lost. The fence stays, so that the next one is higher."""
         ended: Command = ("HDEL", self._keys.leader, "owner", "expires_ms", "lease_ms")

@@ -17,7 +17,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.kv_claims import BOOKED, READ_SO_FAR
-from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.readable import checks_replies
 from dualmap.statestore.pool.tiers import tier_keys
 from dualmap.statestore.records import described
 
@@ -32,27 +32,27 @@ class Members(Changes):
         super().__init__(keys, calls)
         self._reader = reader
 
-    @reads
+    @checks_replies
     async def put_instance(self, spec: InstanceSpec) -> None:
         """Add an instance, or update the description of a known one (its load, queue and state stay)."""
         await self._describe(
             spec.instance_id, lambda known: spec if known is None else replace(spec, state=known.state)
         )
 
-    @reads
+    @checks_replies
     async def enter_all(self, specs: Iterable[InstanceSpec]) -> None:
         """Add instances to a pool that no other process knows."""
         added = {spec.instance_id: self._commands_of(None, spec) for spec in specs}
         commands = [command for each in added.values() for command in each]
         await self._make(Change(commands, instances={name: {} for name in added}, counted=True))
 
-    @reads
+    @checks_replies
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
         """Change the named fields of an instance's description, any of ``InstanceSpec``'s but its id and state. False
         if the instance is unknown."""
         return await self._describe(instance_id, lambda known: known and replace(known, **changes), fence=fence)
 
-    @reads
+    @checks_replies
     async def set_instance_state(
         self,
         instance_id: str,
@@ -74,7 +74,7 @@ class Members(Changes):
         forgets_cache = state in EMPTY_CACHE and not keeps_cache
         return await self._describe(instance_id, changed, fence=fence, forgets_cache=forgets_cache)
 
-    @reads
+    @checks_replies
     async def forget_cache(self, instance_id: str) -> bool:
         """Forget the KV metadata of an instance that emptied its cache and runs on; False if it is unknown.
 
@@ -83,7 +83,7 @@ class Members(Changes):
         """
         return await self._describe(instance_id, lambda known: known, forgets_cache=True, runs_on=True)
 
-    @reads
+    @checks_replies
     async def describe_instance(
         self,
         instance_id: str,
@@ -154,7 +154,7 @@ class Members(Changes):
         emptied = keys.kv(instance_id), keys.kv_names(instance_id), *(() if runs_on else tier_keys(keys, instance_id))
         return [("UNLINK", *emptied), *(ended if claimed else ())]
 
-    @reads
+    @checks_replies
     async def remove_instance(self, instance_id: str, *, fence: int | None = None) -> bool:
         """Forget an instance; False if it still has queued or running requests, or is unknown."""
         keys = self._keys
@@ -181,7 +181,7 @@ class Members(Changes):
             self._reader.forget(instance_id)
         return removed
 
-    @reads
+    @checks_replies
     async def note_instance(self, instance_id: str, text: str | None, *, fence: int) -> None:
         """Say what is wrong with an instance, for people; None: nothing any more. The epoch stays: no replica places by
         it."""
@@ -192,26 +192,26 @@ class Members(Changes):
             command = ("HSET", key, instance_id, orjson.dumps(asdict(Note(text, await self._calls.now_ms()))))
         await self._make(Change([command], fence=fence))
 
-    @reads
+    @checks_replies
     async def notes(self) -> Mapping[str, Note]:
         """Complaints about instances, by id."""
         return codec.notes_from(pairs_from(await self._calls.command("HGETALL", self._keys.instance_notes)))
 
-    @reads
+    @checks_replies
     async def add_name(self, name: str, kind: str) -> None:
         """Serve a further model name: "" for another name of the pool's model, ``lora`` for an adapter that instances
         have without listing it. The epoch grows, so that every replica knows it soon."""
         keys, text = self._keys, kind.encode() or codec.ALIAS
         await self._make(Change((("HSET", keys.names, name, text), ("HINCRBY", keys.meta, "epoch", 1))))
 
-    @reads
+    @checks_replies
     async def remove_name(self, name: str) -> bool:
         """Stop serving a name; False where it was not added."""
         keys = self._keys
         made = await self._make(Change((("HDEL", keys.names, name), ("HINCRBY", keys.meta, "epoch", 1))))
         return made is not None and bool(made[1])
 
-    @reads
+    @checks_replies
     async def restore_names(self, names: Mapping[str, str]) -> int:
         """Enter model names that the store has lost; what it has stays. Returns how many were entered."""
         found = codec.names_from(pairs_from(await self._calls.command("HGETALL", self._keys.names)))

@@ -43,7 +43,7 @@ from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.placing import placements_of
 from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues, growth, listed
-from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies, count_from
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
 from dualmap.statestore.pool.stored_responses import StoredResponses
@@ -99,7 +99,7 @@ class PoolStore(Changes):
         await self.queues.close()
 
     # the life of a request ----------------------------------------------------------------------------
-    @reads
+    @checks_replies
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         """Loads of the named instances and their hits of ``chain``."""
         most = (chain.prompt_tokens - 1) // chain.block_tokens
@@ -109,7 +109,7 @@ class PoolStore(Changes):
         loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
         return Observation(count_from(epoch), count_from(tree_version), loads, now_ms, sequence=sequence)
 
-    @reads
+    @checks_replies
     async def register(self, request: StoredRequest, draws: Draws | None) -> tuple[PlaceStatus, Drawn]:
         """Admit a request that is passed on without being placed: draw from its budgets, from all or none, and keep its
         record, on no instance, until it is released. Returns DISPATCHED, LIMITED or DUPLICATE, and the budgets."""
@@ -119,12 +119,12 @@ class PoolStore(Changes):
         admitted = PlaceStatus(status.decode())
         return admitted, placing.drawn_from(draws, found, admitted) if draws is not None and found else Drawn()
 
-    @reads
+    @checks_replies
     async def queue_head(self, instance_id: str) -> QueueHead | None:
         """The head of an instance's queue, to be planned; None if the instance is unknown."""
         return codec.queue_head_from(await self._run("read_queue", instance_id))
 
-    @reads
+    @checks_replies
     async def commit(self, plan: QueuePlan, *, replica_id: str = "") -> CommitReply:
         """Carry a plan out, if the instance is of the plan's version; else reply the queue as it is now.
 
@@ -139,7 +139,7 @@ class PoolStore(Changes):
         queue, granted = (reply[0], reply[1:]) if reply else (None, ())
         return CommitReply(tuple(map(codec.grant_from, granted)), codec.queue_head_from(queue))
 
-    @reads
+    @checks_replies
     async def release(self, releases: Sequence[Release], *, lease: bytes = b"") -> list[Transition]:
         """Make the releases in their order, in few calls, and return what each did. A release is not done where nothing
         was left to release. With a ``lease``, all are made only as long as their replica has this one."""
@@ -180,7 +180,7 @@ class PoolStore(Changes):
         self._calls.listen(self._keys.grants(replica_id), delivered)
 
     # a replica and its requests -----------------------------------------------------------------------
-    @reads
+    @checks_replies
     async def heartbeat(self, replica_id: str, lease_ms: int, info: Mapping[str, str]) -> bool:
         """Renew the replica's lease; False if the store did not know it (first beat, expiry, empty store):
         the replica then enters its live requests again. Raises StoreSchemaError as ``LeaderLease.acquire`` does."""
@@ -198,7 +198,7 @@ class PoolStore(Changes):
 
         return await self._derive(renew)
 
-    @reads
+    @checks_replies
     async def retire(self, replica_id: str) -> None:
         """End the replica's lease on a clean exit. The entry stays, expired, until a reaper has finished the replica's
         requests and removes it."""
@@ -215,7 +215,7 @@ class PoolStore(Changes):
         """The replica's live requests, those first reserved first; not for the hot path."""
         return await self._views.requests_of(replica_id)
 
-    @reads
+    @checks_replies
     async def adopt(self, requests: Sequence[StoredRequest]) -> int:
         """Enter live requests that the store may have lost, as they are; known ones stay. Returns how many. Atomic for
         each request. Their chains are unknown, so they keep the tokens that they were placed with."""
@@ -272,7 +272,7 @@ class PoolStore(Changes):
                 yield ("HSET", self._keys.replicas, replica_id, codec.text_of(ReplicaInfo.met(replica_id, now_ms)))
 
     # what is read -------------------------------------------------------------------------------------
-    @reads
+    @checks_replies
     async def now_ms(self) -> int:
         """The store's time."""
         return await self._calls.now_ms()

@@ -16,7 +16,7 @@ from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.logs import last_logged, logged
-from dualmap.statestore.pool.readable import UNREADABLE, count_from, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies, count_from
 from dualmap.statestore.records import HASH_BYTES, unpack_chain
 
 SCALING_LOG = 1000
@@ -26,7 +26,7 @@ SCALING_LOG = 1000
 class Publications(Changes):
     """The hotness tree, what was learned, and scaling decisions; with the arrival log and the sample log."""
 
-    @reads
+    @checks_replies
     async def arrivals(self, after: str, limit: int) -> Sequence[Arrival]:
         """The arrival log after entry ``after`` ('0' = from its start), oldest first."""
         arrivals = []
@@ -36,7 +36,7 @@ class Publications(Changes):
                 arrivals.append(Arrival(entry_id.decode(), count_from(values[b"at"]), unpack_chain(values[b"head"])))
         return arrivals
 
-    @reads
+    @checks_replies
     async def samples(self, after: str, limit: int) -> Sequence[Sample]:
         """Samples of first tokens and prompt lengths, after entry ``after`` ('0' = from the start of the log)."""
         samples = []
@@ -48,7 +48,7 @@ class Publications(Changes):
     async def _entries(self, log: bytes, after: str, limit: int) -> Any:
         return await self._calls.command("XRANGE", log, f"({after}", "+", "COUNT", limit)
 
-    @reads
+    @checks_replies
     async def publish_tree(self, tree: HotnessTree, counts: Mapping[int, int], *, fence: int) -> int:
         """Replace the hotness tree (with its counters, for people); returns the tree version, which grows when the
         set of hot prefixes changes."""
@@ -58,7 +58,7 @@ class Publications(Changes):
         await self._publish(keys.hotness_tree, codec.tree_fields(tree, counts), grows, fence=fence)
         return int(await self._calls.command("HGET", keys.meta, "tree_version"))
 
-    @reads
+    @checks_replies
     async def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], *, fence: int) -> None:
         """Publish what was learned: of the pool, and the prefill rates of instances."""
         rates = {instance_id: {"tokens_per_s": rate} for instance_id, rate in tokens_per_s.items()}
@@ -69,14 +69,14 @@ class Publications(Changes):
         commands: list[Command] = [("DEL", key), *(("HSET", key, *each) for each in fields.items()), *more]
         await self._make(Change(commands, **about))
 
-    @reads
+    @checks_replies
     async def scaling(self, role: str = "") -> ScaleRecord:
         """The last scaling decision and what came of it, on the instances of role ``decode`` or, by "", on all others.
         That of a pool that never scaled has number 0."""
         pairs = pairs_from(await self._calls.command("HGETALL", self._scaling_key(role)))
         return codec.record_from(ScaleRecord(role=role), pairs)
 
-    @reads
+    @checks_replies
     async def record_scaling(self, record: ScaleRecord, entry: ScaleEntry, *, fence: int) -> None:
         """Replace the record, and add a line to the log, which keeps the last ones."""
         line = logged(self._keys.scaling_log, entry, SCALING_LOG)
@@ -85,24 +85,24 @@ class Publications(Changes):
     def _scaling_key(self, role: str) -> bytes:
         return self._keys.scaling_decode if role else self._keys.scaling
 
-    @reads
+    @checks_replies
     async def scaling_log(self, limit: int) -> Sequence[ScaleEntry]:
         """The last lines of the log, the latest first."""
         return await last_logged(self._calls, self._keys.scaling_log, ScaleEntry, limit)
 
-    @reads
+    @checks_replies
     async def discovery(self) -> DiscoveryStatus:
         """How discovery goes, as its leader last said; a pool without discovery has one of time 0."""
         return codec.record_from(
             DiscoveryStatus(), pairs_from(await self._calls.command("HGETALL", self._keys.discovery))
         )
 
-    @reads
+    @checks_replies
     async def record_discovery(self, status: DiscoveryStatus, *, fence: int) -> None:
         """Replace the status."""
         await self._publish(self._keys.discovery, codec.fields_of(status), fence=fence)
 
-    @reads
+    @checks_replies
     async def recent_blocks(self, instance_ids: Sequence[str], limit: int) -> Mapping[str, Sequence[int]]:
         """The hashes that each instance was last given, at most ``limit`` of each; empty for an unknown one."""
         blocks: dict[str, Sequence[int]] = {}

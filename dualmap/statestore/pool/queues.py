@@ -19,7 +19,7 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.views import Views
 from dualmap.statestore.records import (
@@ -53,7 +53,7 @@ class Queues(Changes):
         """Stop waiting."""
         await self._waiting.close()
 
-    @reads
+    @checks_replies
     async def queue(self, instance_id: str, limit: int = MOVE_LIMIT) -> HotQueue | None:
         """The head of the instance's queue, up to ``limit`` requests in order, and, read after it, the loads of their
         next best instances; None if unknown."""
@@ -69,7 +69,7 @@ class Queues(Changes):
         alternatives = await self._views.loads_of(others) if others else {}
         return HotQueue(await self._calls.now_ms(), loads[instance_id], held, alternatives)
 
-    @reads
+    @checks_replies
     async def waits(
         self, request: str, instance_id: str, slo_ms: int, enqueued_ms: int, since_ms: int, until_ms: int | None
     ) -> Sequence[Wait]:
@@ -97,7 +97,7 @@ class Queues(Changes):
                 return steps
             after = entries[-1][0]
 
-    @reads
+    @checks_replies
     async def wanted_rebalances(self, timeout_s: float) -> Sequence[str]:
         """Instances that placements found overloaded since the last call, oldest first; waits up to
         ``timeout_s`` for one. Each is handed out once."""
@@ -117,7 +117,7 @@ class Queues(Changes):
         taken += made[1][::2] if made else ()
         return [member.decode() for member in taken]
 
-    @reads
+    @checks_replies
     async def migrate(self, request: StoredRequest, target_id: str, *, reason: str, fence: int) -> Migration:
         """Move a held request from its instance to another one's queue. It is counted by the hits there, where its
         chain is known, else with its full prompt. The source becomes its next best instance."""

@@ -29,17 +29,17 @@ def unreadable(what: str, error: Exception) -> UnreadableStateError:
     return UnreadableStateError(f"what the store keeps cannot be read ({what}): {error!r}")
 
 
-def reads(call: Call[Parameters, Reply]) -> Call[Parameters, Reply]:
+def checks_replies(call: Call[Parameters, Reply]) -> Call[Parameters, Reply]:
     """A call whose replies may not be readable: that is an ``UnreadableStateError``."""
 
     @wraps(call)
-    async def read(*arguments: Parameters.args, **named: Parameters.kwargs) -> Reply:
+    async def checked(*arguments: Parameters.args, **named: Parameters.kwargs) -> Reply:
         try:
             return await call(*arguments, **named)
         except UNREADABLE as error:
             raise unreadable(call.__name__, error) from error
 
-    return read
+    return checked
 
 
 def is_readable(parse: Callable[[], object]) -> bool:

@@ -16,7 +16,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.logs import last_logged, logged
-from dualmap.statestore.pool.readable import each_readable, reads
+from dualmap.statestore.pool.readable import checks_replies, each_readable
 
 SETTINGS_HISTORY = 1000
 """Changes of settings that are kept."""
@@ -95,7 +95,7 @@ class RunningSettings(Changes):
         commands += (*logged(keys.settings_history, change, SETTINGS_HISTORY), ("HINCRBY", keys.meta, "epoch", 1))
         await self._make(Change(commands))
 
-    @reads
+    @checks_replies
     async def restore(self, overrides: Mapping[str, Any]) -> int:
         """Enter changes that the store has lost; what it has stays. Returns how many were entered."""
         found = await self._overrides()
@@ -104,11 +104,11 @@ class RunningSettings(Changes):
             await self.change(lost, by="restored")
         return len(lost)
 
-    @reads
+    @checks_replies
     async def history(self, limit: int) -> Sequence[SettingsChange]:
         """The last changes, the latest first."""
         return await last_logged(self._calls, self._keys.settings_history, SettingsChange, limit)
 
-    @reads
+    @checks_replies
     async def _overrides(self) -> dict[str, Any]:
         return self.overrides_from(pairs_from(await self._calls.command("HGETALL", self._keys.settings)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dualmap.statestore.pool.changes import Change, Changes
-from dualmap.statestore.pool.readable import reads
+from dualmap.statestore.pool.readable import checks_replies
 
 STORED_RESPONSES = 10_000
 """Most stored responses of which the length is kept, see ``StoredResponses.keep``."""
@@ -12,7 +12,7 @@ STORED_RESPONSES = 10_000
 class StoredResponses(Changes):
     """Lengths of stored conversations, by the id of the response that ends each."""
 
-    @reads
+    @checks_replies
     async def keep(self, response_id: str, tokens: int) -> None:
         """Remember how long the conversation is that an instance stored under this id. The last ones are kept, at least
         ``STORED_RESPONSES``, and twice as many at most."""
@@ -21,7 +21,7 @@ class StoredResponses(Changes):
         if made is not None and made[-1] >= STORED_RESPONSES:
             await self._make(Change((("RENAME", new, old),)))
 
-    @reads
+    @checks_replies
     async def tokens(self, response_id: str) -> int:
         """The tokens that were kept of a response; 0 for an unknown one."""
         keys = (self._keys.responses_new, self._keys.responses_old)

@@ -18,7 +18,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.readable import is_readable, reads
+from dualmap.statestore.pool.readable import checks_replies, is_readable
 from dualmap.statestore.records import HASH_BYTES
 
 STAMPS_PER_MS: Final = 1024
@@ -39,7 +39,7 @@ def tier_keys(keys: PoolKeys, instance_id: str) -> list[bytes]:
 class InstanceTierBooks(Changes):
     """The tiers of a pool's instances."""
 
-    @reads
+    @checks_replies
     async def describe(self, instance_id: str, tiers: InstanceTiers, *, fence: int | None = None) -> bool:
         """Describe the tiers of an instance in place of what was known, none to forget them; False if the instance is
         unknown."""
@@ -53,7 +53,7 @@ class InstanceTierBooks(Changes):
         await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": len(tiers.tiers)}}))
         return True
 
-    @reads
+    @checks_replies
     async def described(self) -> Mapping[str, InstanceTiers]:
         """The tiers of each instance that has some."""
         pairs = pairs_from(await self._calls.command("HGETALL", self._keys.instance_tiers))
@@ -61,7 +61,7 @@ class InstanceTierBooks(Changes):
             name.decode(): tiers_from(text) for name, text in pairs.items() if is_readable(partial(tiers_from, text))
         }
 
-    @reads
+    @checks_replies
     async def apply(self, tier: Tier, instance_id: str, stored: Sequence[int], removed: Sequence[int]) -> None:
         """Enter the blocks that the engine reports as stored in its tier, and remove those that it reports as gone."""
         key = self._keys.kv_tier(named(tier, instance_id))

@@ -30,7 +30,7 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.readable import count_from, is_readable, readable_texts, reads
+from dualmap.statestore.pool.readable import checks_replies, count_from, is_readable, readable_texts
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
 from dualmap.statestore.pool.tiers import tiers_from
@@ -102,7 +102,7 @@ class Upkeep(Changes):
         self._release = release
 
     # replicas that are gone
-    @reads
+    @checks_replies
     async def expired_replicas(self) -> Mapping[str, bool]:
         """Replicas whose lease ran out; True for those that retired. A replica without a lease is given a first one
         when a request of it is entered, so no request is without."""
@@ -110,7 +110,7 @@ class Upkeep(Changes):
         replicas = codec.replicas_from(pairs_from(await self._calls.command("HGETALL", self._keys.replicas)))
         return {each.replica_id: each.expires_ms == RETIRED for each in replicas if not each.is_alive(now_ms)}
 
-    @reads
+    @checks_replies
     async def reap(self, replica_id: str, *, fence: int) -> int:
         """Finish every request of an expired replica, and forget it; returns how many. Atomic for
         each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
@@ -129,7 +129,7 @@ class Upkeep(Changes):
         return sum(each.done for each in transitions)
 
     # what cannot be read, and what does not add up
-    @reads
+    @checks_replies
     async def mend(self, *, fence: int) -> int:
         """Mend what cannot be read, except requests and entries of queues, which ``repair`` looks at; returns how much
         that was."""
@@ -241,7 +241,7 @@ class Upkeep(Changes):
             mended += await self._replace(key, wrong, None, fence)
         return mended
 
-    @reads
+    @checks_replies
     async def repair(self, *, fence: int) -> int:
         """Recompute each instance's counts from its requests, atomically for each; returns how many of them were
         wrong. Correct ones are not written."""

@@ -15,7 +15,7 @@ from dualmap.statestore.pool.allotments import leak_per_s_of
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import budget_used, counts_from, counts_text, pairs_from, work_from
-from dualmap.statestore.pool.readable import UNREADABLE, reads
+from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
 from dualmap.statestore.pool.scripts import USAGE_LOG
 
 USAGE_DAYS: Final = 40
@@ -32,12 +32,12 @@ def day_of(now_ms: int) -> date:
 class UsageBooks(Changes):
     """Reads what was metered. Only scripts that end requests write it, and the leader drops old days."""
 
-    @reads
+    @checks_replies
     async def today(self) -> date:
         """The day in UTC by the store's clock."""
         return day_of(await self._calls.now_ms())
 
-    @reads
+    @checks_replies
     async def of_day(self, day: date) -> Mapping[Account, Counts]:
         """The sums over the requests that ended on a day."""
         found: dict[Account, Counts] = {}
@@ -46,7 +46,7 @@ class UsageBooks(Changes):
                 found[Account.parse(account.decode())] = counts_from(counts)
         return found
 
-    @reads
+    @checks_replies
     async def records(self, after: str, limit: int) -> Sequence[tuple[str, UsageRecord]]:
         """The log after entry ``after`` ('0' = from its start), oldest first, each with the name of its entry."""
         log = ("XRANGE", self._keys.usage_log, f"({after}", "+", "COUNT", limit)
@@ -56,7 +56,7 @@ class UsageBooks(Changes):
                 found.append((entry_id.decode(), UsageRecord.parse(pairs_from(flat)[b"record"].decode())))
         return found
 
-    @reads
+    @checks_replies
     async def budgets(self, tenant: str, limits: Sequence[Limit]) -> list[float]:
         """The amount that is used now of the budget of each of a tenant's limits."""
         if not limits:
@@ -71,7 +71,7 @@ class UsageBooks(Changes):
             for text, kind, part, limit in zip(found, kinds, allotted, limits, strict=True)
         ]
 
-    @reads
+    @checks_replies
     async def work(self, tenants: Sequence[str]) -> Mapping[str, Work]:
         """The work that instances were given lately of those of the tenants that are active."""
         if not tenants:
@@ -85,7 +85,7 @@ class UsageBooks(Changes):
                     found |= {} if work is None else {tenant: work}
         return found
 
-    @reads
+    @checks_replies
     async def taken_back(self, requests: Sequence[StoredRequest], now_ms: int) -> Change:
         """The change that undoes that requests were metered as those of a dead replica, where they were: that replica
         lives, and enters them again. ``now_ms`` is the store's time."""

@@ -18,7 +18,7 @@ from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
-from dualmap.statestore.pool.readable import count_from, each_readable, readable_texts, reads
+from dualmap.statestore.pool.readable import checks_replies, count_from, each_readable, readable_texts
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import PoolSchema
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
@@ -39,7 +39,7 @@ class Views(Changes):
         self._reader = reader
         self._settings = settings
 
-    @reads
+    @checks_replies
     async def membership(self) -> Membership:
         """The whole rarely-changing part."""
         keys = self._keys
@@ -58,7 +58,7 @@ class Views(Changes):
             codec.names_from(names),
         )
 
-    @reads
+    @checks_replies
     async def snapshot(self) -> PoolSnapshot:
         """Everything, for admin and inspect. Its cost grows with the number of live requests."""
         keys = self._keys
@@ -88,7 +88,7 @@ class Views(Changes):
             },
         )
 
-    @reads
+    @checks_replies
     async def overview(self) -> PoolOverview:
         """Loads, replicas and leader, for metrics and live displays."""
         return PoolOverview(*(await self._overview())[0])
@@ -113,7 +113,7 @@ class Views(Changes):
         )
         return overview, meta, replies[len(hashes) :]
 
-    @reads
+    @checks_replies
     async def loads(self) -> Mapping[str, InstanceLoad]:
         """Loads of every known instance by id, without hits; for sweeps."""
         now_ms = await self._calls.now_ms()
@@ -134,7 +134,7 @@ class Views(Changes):
         load = self._reader.load
         return each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
 
-    @reads
+    @checks_replies
     async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:
         """Records of the named requests that still exist, and can be read."""
         found: dict[str, StoredRequest] = {}
@@ -147,7 +147,7 @@ class Views(Changes):
                     found[name] = request
         return found
 
-    @reads
+    @checks_replies
     async def requests_of(self, replica_id: str) -> Sequence[StoredRequest]:
         """The replica's live requests, those first reserved first; not for the hot path."""
         # The lists are of one moment: a request that moves meanwhile is in one of them.

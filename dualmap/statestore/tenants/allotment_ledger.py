@@ -16,7 +16,7 @@ from dualmap.statestore.keys import FleetKeys
 from dualmap.statestore.pool.calls import Calls
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.readable import each_readable, reads
+from dualmap.statestore.pool.readable import checks_replies, each_readable
 
 SCANNED: Final = 500
 """Budgets that one call of a scan reads, about."""
@@ -56,12 +56,12 @@ class AllotmentLedger(Changes):
         super().__init__(keys, calls)
         self._key: Final = keys.tenants_allotments
 
-    @reads
+    @checks_replies
     async def entry(self, budget: str) -> LedgerEntry:
         """The entry of a budget; that of a budget that was never divided has stamp 0."""
         return LedgerEntry.parse(await self._calls.command("HGET", self._key, budget))
 
-    @reads
+    @checks_replies
     async def scan(self, cursor: int) -> tuple[int, Mapping[str, LedgerEntry]]:
         """Some entries by budget, and the cursor for the next ones, which is 0 after the last ones, and before the
         first."""
@@ -69,7 +69,7 @@ class AllotmentLedger(Changes):
         entries = {name.decode(): LedgerEntry.parse(text) for name, text in pairs_from(flat).items()}
         return int(following), entries
 
-    @reads
+    @checks_replies
     async def enter(self, budget: str, former: LedgerEntry, new: LedgerEntry) -> bool:
         """Write an entry; False where ``former`` does not stand any more."""
         text = orjson.dumps((new.stamp, new.amount, new.parts))

@@ -26,7 +26,7 @@ from dualmap.statestore.keys import FleetKeys
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.logs import last_logged, logged
-from dualmap.statestore.pool.readable import is_readable, readable_texts, reads
+from dualmap.statestore.pool.readable import checks_replies, is_readable, readable_texts
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class TenantBook(Changes):
         super().__init__(keys, calls)
         self._names: Final = keys
 
-    @reads
+    @checks_replies
     async def news(self, known: Edition | None) -> TenantNews:
         """The changes since an edition; the whole book where none is known, or the log does not reach back to it."""
         edition = Edition.parse(await self._calls.command("HGET", self._names.tenants_meta, _EDITION))
@@ -135,7 +135,7 @@ class TenantBook(Changes):
             texts |= zip(some, await self._calls.command("HMGET", self._names.tenants, *some), strict=True)
         return texts
 
-    @reads
+    @checks_replies
     async def change(
         self,
         known: Edition,
@@ -169,7 +169,7 @@ class TenantBook(Changes):
         made = await self._make(Change(commands, ((keys.tenants_meta, _EDITION, known.text),)))
         return None if made is None else edition
 
-    @reads
+    @checks_replies
     async def mend(self, known: Edition | None = None, tenants: int = 0) -> bool:
         """Delete keys of another type, and replace an edition that cannot be read, or whose tenants are lost: those
         that were in such a key, and any where the book has fewer than the ``tenants`` of the ``known`` edition. Returns
@@ -202,12 +202,12 @@ class TenantBook(Changes):
         await self._make(Change(commands, stands, mistyped=wrong))
         return True
 
-    @reads
+    @checks_replies
     async def history(self, limit: int) -> Sequence[TenantChange]:
         """The last changes, the latest first."""
         return await last_logged(self._calls, self._names.tenants_history, TenantChange, limit)
 
-    @reads
+    @checks_replies
     async def now_ms(self) -> int:
         """The store's time."""
         return await self._calls.now_ms()
