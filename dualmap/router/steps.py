@@ -23,7 +23,7 @@ async def in_steps(work: Generator[None, None, T]) -> T:
         work.close()
 
 
-def at_once(work: Generator[None, None, T]) -> T:
+def without_pause(work: Generator[None, None, T]) -> T:
     """Run work that is known to be short without a pause."""
     while True:
         try:

@@ -67,7 +67,7 @@ _UNCHECKED = frozenset({InstanceState.STANDBY})
 """States in which an instance is not in service and not meant to be: its server may not even run."""
 
 
-def plan_tick(
+def plan_checks(
     instances: Mapping[str, InstanceSpec],
     records: Mapping[str, HealthRecord],
     busy: frozenset[str],
@@ -148,7 +148,7 @@ class HealthChecker:
         self._limits = {name: kept for name, kept in self._limits.items() if name in membership.instances}
         self._serving = frozenset(name for name, spec in membership.instances.items() if spec.state in SERVING)
         self._note_contact()
-        due = plan_tick(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
+        due = plan_checks(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
         if not due:
             return
         loads = await self._reader.loads()

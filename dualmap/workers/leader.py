@@ -44,7 +44,7 @@ class TermAction(StrEnum):
     STEP_DOWN = "step_down"
 
 
-def plan_tick(term: Term, now_s: float, lease_s: float) -> TermAction:
+def plan_term(term: Term, now_s: float, lease_s: float) -> TermAction:
     """Renew from a third of the lease on; step down once the lease may have run out."""
     age_s = now_s - term.renewed_s
     if age_s >= lease_s:
@@ -140,7 +140,7 @@ class Election:
     async def _hold(self, work: asyncio.Future[None]) -> str:
         """Renew until the lease is lost or may have run out, or until the work ends by itself."""
         while self._term is not None and not work.done():
-            step = plan_tick(self._term, self._clock.monotonic_s(), self._lease_s)
+            step = plan_term(self._term, self._clock.monotonic_s(), self._lease_s)
             if step is TermAction.STEP_DOWN:
                 return "expired"
             if step is TermAction.RENEW:

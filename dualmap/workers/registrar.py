@@ -96,7 +96,7 @@ def shared_urls(configured: Iterable[InstanceSettings]) -> dict[str, list[str]]:
     return {url: names for (url, _), names in ids.items() if len(names) > 1}
 
 
-def plan_tick(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
+def members_to_restore(known: Known, now: Membership) -> tuple[InstanceSpec, ...]:
     """Members to restore: none if the store's epoch grew, as it does when a member leaves; else those that are
     missing."""
     if now.epoch > known.epoch:
@@ -127,7 +127,9 @@ class Registrar:
             self._log_served_elsewhere(now)
             for url, ids in shared_urls(self._configured).items():
                 log.warning("one server counts for several pool=%s url=%s instances=%s", self._pool.name, url, ids)
-        missing = plan_start(self._configured, now.instances) if self._known is None else plan_tick(self._known, now)
+        missing = (
+            plan_start(self._configured, now.instances) if self._known is None else members_to_restore(self._known, now)
+        )
         if missing and not starting:
             log.warning(
                 "store lost its members pool=%s epoch=%d restoring=%d", self._pool.name, now.epoch, len(missing)

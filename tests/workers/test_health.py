@@ -18,7 +18,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.context import LeaderContext
-from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_tick
+from dualmap.workers.health import CONCURRENCY, HealthChecker, check_pause_s, plan_checks
 from dualmap.workers.health_rules import HealthRecord
 from dualmap.workers.probe import Health, Prober
 from dualmap.workers.settings import WorkerSettings
@@ -693,7 +693,7 @@ def test_the_longest_overdue_is_checked_first_and_nobody_twice_at_once() -> None
     instances = {f"i{number}": InstanceSpec(f"i{number}", "http://x") for number in range(5)}
     records = {"i2": HealthRecord(due_s=1.0), "i3": HealthRecord(due_s=0.5), "i4": HealthRecord(due_s=99.0)}
 
-    chosen = plan_tick(instances, records, frozenset({"i0"}), now_s=10.0)
+    chosen = plan_checks(instances, records, frozenset({"i0"}), now_s=10.0)
 
     assert [spec.instance_id for spec in chosen] == ["i3", "i2", "i1"]
 

@@ -13,7 +13,7 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import LeaseLostError, StoreConfigurationError, StoreError
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.leader import Election, Term, TermAction, plan_tick
+from dualmap.workers.leader import Election, Term, TermAction, plan_term
 from dualmap.workers.metrics import WorkerMetrics
 from dualmap.workers.settings import WorkerSettings
 from tests.support.manual_clock import ManualClock
@@ -79,7 +79,7 @@ async def campaign(clock: ManualClock, metrics: WorkerMetrics) -> AsyncIterator[
     ],
 )
 def test_a_term_is_renewed_from_a_third_of_its_lease_and_over_at_its_end(age_s: float, step: TermAction) -> None:
-    assert plan_tick(Term(Lease("w1", 1, 0), renewed_s=50.0), 50.0 + age_s, LEASE_S) is step
+    assert plan_term(Term(Lease("w1", 1, 0), renewed_s=50.0), 50.0 + age_s, LEASE_S) is step
 
 
 async def test_of_two_campaigners_one_leads_and_goes_on_leading(

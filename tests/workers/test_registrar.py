@@ -18,7 +18,7 @@ from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.context import PoolContext
-from dualmap.workers.registrar import Known, Registrar, plan_start, plan_tick, served_elsewhere, shared_urls
+from dualmap.workers.registrar import Known, Registrar, members_to_restore, plan_start, served_elsewhere, shared_urls
 from tests.support.manual_clock import ManualClock
 from tests.workers.flaky_pool import FlakyPool
 
@@ -232,8 +232,8 @@ async def test_an_interrupted_restoration_is_finished_when_the_store_is_back(
 def test_what_is_missing_is_lost_unless_the_epoch_grew() -> None:
     known = Known(5, {"a": A.spec(), "b": B.spec()})
 
-    assert plan_tick(known, membership(5, A.spec(), B.spec())) == ()
-    assert plan_tick(known, membership(5, A.spec())) == (B.spec(),)
-    assert plan_tick(known, membership(6, A.spec())) == ()
-    assert plan_tick(known, membership(1, A.spec())) == (B.spec(),)
-    assert plan_tick(known, membership(0)) == (A.spec(), B.spec())
+    assert members_to_restore(known, membership(5, A.spec(), B.spec())) == ()
+    assert members_to_restore(known, membership(5, A.spec())) == (B.spec(),)
+    assert members_to_restore(known, membership(6, A.spec())) == ()
+    assert members_to_restore(known, membership(1, A.spec())) == (B.spec(),)
+    assert members_to_restore(known, membership(0)) == (A.spec(), B.spec())

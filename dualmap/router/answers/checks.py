@@ -110,7 +110,7 @@ def failure_of_object(body: bytes, *, readable: bool = True) -> InstanceFailure 
         return InstanceFailure(FailureKind.NO_ANSWER, f"an answer that is not JSON: {_shown(start)}")
     if _ERROR_START.match(start) is not None:
         failure = InstanceFailure(FailureKind.STATUS, _shown(start), _status_of(start))
-        return None if failure.verdict is Verdict.ANSWER else failure
+        return None if failure.verdict is Verdict.BLAMELESS else failure
     may_be_aborted = b'"abort"' in body or b'"cancelled"' in body or _MESSAGE.search(body) is not None
     return ABORTED if may_be_aborted and is_aborted(json_object(start) or {}) else None
 

@@ -14,7 +14,7 @@ from dualmap.scheduling.request.answers import Verdict, judge_status
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.values import value
 
-_ANSWER: Final = Verdict.ANSWER
+_ANSWER: Final = Verdict.BLAMELESS
 
 GIVEN_BACK: Final = InstanceFailure(FailureKind.RECOMPUTED, "the decoder ran out of memory (stop_reason: recomputed)")
 _WORD: Final = b'"recomputed"'

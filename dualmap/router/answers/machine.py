@@ -768,7 +768,7 @@ class AnswerMachine:
             self.kept.take_log(event.log)
 
     # bytes -------------------------------------------------------------------------------------------
-    def _receive(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _receive(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         kept = self.kept
         if kept is not None:
             wire = data = kept.feed(data) if data else b""
@@ -782,16 +782,16 @@ class AnswerMachine:
         if complete and self.is_events and self._ends_early(data):
             return self._truncate(data)
         if wire:
-            _RECEIVERS[self.phase](self, wire, data, complete, divides)
+            _RECEIVERS[self.phase](self, wire, data, complete, between_chunks)
         if complete and self.phase not in ENDS:
             self._complete()
         return None
 
-    def _hold(self, wire: bytes, data: bytes, complete: bool = False, divides: bool = False) -> None:
+    def _hold(self, wire: bytes, data: bytes, complete: bool = False, between_chunks: bool = False) -> None:
         self._held.append((wire, data))
         self._held_bytes += len(wire)
 
-    def _hold_error(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _hold_error(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         """The body of an error answer that justifies a try elsewhere."""
         self._hold(wire, data)
         head = self._head
@@ -804,7 +804,7 @@ class AnswerMachine:
         else:
             self._fail_by_status(None)
 
-    def _hold_events(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _hold_events(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         """The start of a stream, until its first event is whole; of a decoder's, until its first token has come."""
         self._hold(wire, data)
         events = self._split(data)
@@ -822,7 +822,7 @@ class AnswerMachine:
             self._got_first_token()
         elif not is_held and (events or self._held_bytes > MAX_HELD_BYTES):
             self._begin(Input.BEGAN)
-        elif self._only_comments and not complete and (self.is_bare or (divides and wire.endswith(b"\r\n"))):
+        elif self._only_comments and not complete and (self.is_bare or (between_chunks and wire.endswith(b"\r\n"))):
             self._pass_comments(data)
         return None
 
@@ -831,7 +831,7 @@ class AnswerMachine:
         if data and self._splitter is not None and self._splitter.only_comments:
             self._send_held(begins=False)
 
-    def _hold_whole(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _hold_whole(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         """An answer that does not stream, until it is whole."""
         held_bytes = self._held_bytes
         self._held.append((wire, data))
@@ -842,7 +842,7 @@ class AnswerMachine:
             self._go(Input.SHOWS_EVENTS)
             self._begin_events()
             for held_wire, held_data in held:
-                _RECEIVERS[self.phase](self, held_wire, held_data, complete, divides)
+                _RECEIVERS[self.phase](self, held_wire, held_data, complete, between_chunks)
             return
         if count > MAX_HELD_BYTES:
             if (failure := self._failure_of_held(self.held_body, whole=False)) is not None:
@@ -855,7 +855,7 @@ class AnswerMachine:
     def _shows_events(self, before_bytes: int) -> bool:
         return before_bytes < _START_BYTES and not self._waits and starts_events(self.held_body)
 
-    def _begin_unread(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _begin_unread(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         """The first bytes of an answer that may be anything."""
         self._hold(wire, data)
         self._pass_unread(data[:1] in JSON_STARTS)
@@ -870,9 +870,9 @@ class AnswerMachine:
             if self._scan is not None:
                 self._scan.feed(data)
 
-    def _watch(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _watch(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         """A stream whose first token has not come."""
-        self._pass(wire, data, complete, divides)
+        self._pass(wire, data, complete, between_chunks)
         events, self._outputs = self._split(data), 0
         if events is None:
             self._outputs = 1
@@ -881,7 +881,7 @@ class AnswerMachine:
         self._go(_FIRST_TOKEN)
         self._got_first_token()
 
-    def _pass(self, wire: bytes, data: bytes, complete: bool, divides: bool) -> None:
+    def _pass(self, wire: bytes, data: bytes, complete: bool, between_chunks: bool) -> None:
         if passed := self._passed(wire, data):
             self.effects.append(Write(passed))
 

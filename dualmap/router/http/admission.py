@@ -51,7 +51,7 @@ from dualmap.router.prompts.inference_request import (
     storing_instance,
 )
 from dualmap.router.prompts.prompt import sent_prompt
-from dualmap.router.steps import at_once
+from dualmap.router.steps import without_pause
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
 from dualmap.scheduling.settings import MAX_SLO_S
@@ -214,7 +214,7 @@ def read_inference_request(
         doubled = _NONE_DOUBLED if caller is None else doubled_fields(request.body, body, caller)
     except UnreadableJsonError as error:
         read = unread_request(request, request_id, error.reason)
-        read.may_steer = at_once(may_steer(request.body, trusts_transfers=trusts_transfers))
+        read.may_steer = without_pause(may_steer(request.body, trusts_transfers=trusts_transfers))
         return read
     read = inference_request_of(
         request, request_id, body, _NO_LONG_TEXTS, max_parts=max_parts, trusts_transfers=trusts_transfers
@@ -290,7 +290,7 @@ def read_form_request(request: ClientRequest, request_id: str, *, trusts_transfe
     except (UnreadableFormError, UnicodeDecodeError) as error:
         read.unread, read.model, read.form_edits = str(error), "", ()
         charset = re.search(rb"charset(?!=\"?utf-8)", request.get(b"content-type") or b"", re.IGNORECASE)
-        read.may_steer = charset is not None or at_once(may_steer(body, trusts_transfers=trusts_transfers))
+        read.may_steer = charset is not None or without_pause(may_steer(body, trusts_transfers=trusts_transfers))
         return read
     read.doubled = frozenset(
         name for name, count in Counter(each.name for each in fields).items() if count > 1 and name in RULED_FIELDS

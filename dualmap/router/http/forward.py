@@ -396,7 +396,7 @@ class Forwarding:
 
     def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> AnswerResult:
         """End a stream of which nothing else is missing."""
-        ended = self.part.untold_end() or ending_events(
+        ended = self.part.unsent_end() or ending_events(
             self._inference_request.path, so_far, over.finish_reason, shows_usage=wants_usage(asked)
         )
         self.part = part = LaterPart(self._client)

@@ -120,7 +120,7 @@ class FirstPart:
     def finish(self) -> None:
         """No part follows."""
 
-    def untold_end(self) -> bytes:
+    def unsent_end(self) -> bytes:
         """The last events of an answer whose end has come in another form; empty where it came as it is, or has not."""
         return b""
 
@@ -253,7 +253,7 @@ class LaterPart:
             self._send(self._answer.end())
         self.close_stream()
 
-    def untold_end(self) -> bytes:
+    def unsent_end(self) -> bytes:
         """The last events of an answer whose end has come in another form; empty where it came as it is, or has not."""
         return b"" if self._answer is None else self._answer.end()
 

@@ -127,7 +127,7 @@ class Runtime:
         now_s, accepted = self.context.clock.monotonic_s(), lambda: live.accepted
         budgets = _Budgets(
             RetryBudget(RETRY_SHARE, RETRIES_PER_S, now_s, accepted),
-            RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, now_s, accepted, hoard=settings.max_requests),
+            RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, now_s, accepted, burst=settings.max_requests),
         )
         self.pools: PoolDirectory[ServedPool] = PoolDirectory(
             [

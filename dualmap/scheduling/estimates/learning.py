@@ -13,7 +13,7 @@ from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
 from dualmap.scheduling.estimates.ridge import Ridge
 from dualmap.scheduling.estimates.transfer_model import taught_transfer, transfer_cost, transfer_prior
-from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS, taught, ttft_prior
+from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS, learn_ttft, ttft_prior
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
 from dualmap.scheduling.values import value
@@ -177,7 +177,7 @@ class FleetLearner:
             (first.features[:LEARNED_FEATURES], first.unloaded_ttft_s) for first in firsts if first.features is not None
         ]
         if seen:
-            self._ttft = taught(self._ttft, seen)
+            self._ttft = learn_ttft(self._ttft, seen)
             self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
 
     def _learn_rates(

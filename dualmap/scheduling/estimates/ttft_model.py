@@ -30,7 +30,7 @@ def ttft_prior() -> Ridge:
     return Ridge.of(PRIOR_WEIGHTS, PRIOR_ERRORS, (0.0,) * len(PRIOR_WEIGHTS))
 
 
-def taught(model: Ridge, seen: Iterable[tuple[Features, float]]) -> Ridge:
+def learn_ttft(model: Ridge, seen: Iterable[tuple[Features, float]]) -> Ridge:
     """The model after some more first tokens: the features of their placements, and their TTFT >= 0 in seconds."""
     for features, ttft_s in seen:
         usual_error = ERROR_S + ERROR_SHARE * ttft_s

@@ -12,8 +12,9 @@ from typing import Final
 
 
 class Verdict(StrEnum):
-    ANSWER = "answer"
-    """The answer goes to the client as it is: a success, or an error that every instance would give."""
+    BLAMELESS = "blameless"
+    """Nothing is held against the instance: a success, an error that every instance would give, or an end that the
+    fleet wanted. An answer of this verdict goes to the client as it is."""
     FAULT = "fault"
     """The instance failed."""
     BUSY = "busy"
@@ -22,7 +23,7 @@ class Verdict(StrEnum):
     """The fault is the instance's if its peers answer otherwise: it redirects, wants a key, or knows no such path."""
 
 
-_ANSWER: Final = Verdict.ANSWER
+_BLAMELESS: Final = Verdict.BLAMELESS
 
 
 _CLIENTS_OWN: Final = frozenset({400, 406, 409, 411, 412, 413, 414, 415, 416, 417, 422, 424, 428, 431})
@@ -39,7 +40,7 @@ LONGEST_PAUSE_S: Final = 60.0
 def judge_status(status: int, *, names_pause: bool = False) -> Verdict:
     """The verdict that an answer of this status gives; ``names_pause``: it says when to come back (``retry-after``)."""
     if status < 300 or status in _CLIENTS_OWN or status in _NOT_IMPLEMENTED:
-        return _ANSWER
+        return _BLAMELESS
     if status == _BUSY or (status == _UNAVAILABLE and names_pause):
         return Verdict.BUSY
     return Verdict.FAULT if status >= 500 else Verdict.DISPUTED

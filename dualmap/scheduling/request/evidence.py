@@ -32,7 +32,7 @@ class Evidence:
     retries: RetryBudget = field(default_factory=lambda: RetryBudget(RETRY_SHARE, RETRIES_PER_S, 0.0))
     """The budget of the whole replica, over all its pools."""
     continuations: RetryBudget = field(
-        default_factory=lambda: RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, 0.0, hoard=MOST_CONTINUATIONS)
+        default_factory=lambda: RetryBudget(CONTINUATION_SHARE, RETRIES_PER_S, 0.0, burst=MOST_CONTINUATIONS)
     )
     """The budget for the rest of answers that have begun, of the whole replica as well."""
 
@@ -67,7 +67,7 @@ class Evidence:
                 self.breakers.failed(instance_id, failure, now_s)
             case Verdict.BUSY:
                 self.breakers.busy(instance_id, failure.pause_s, now_s)
-            case Verdict.ANSWER | Verdict.DISPUTED:
+            case Verdict.BLAMELESS | Verdict.DISPUTED:
                 self.breakers.ended_without_evidence(instance_id, now_s)
 
     def has_answered(self, instance_id: str, since_s: float) -> bool:

@@ -113,7 +113,7 @@ class InstanceFailure:
     def verdict(self) -> Verdict:
         """The verdict on the instance that the failure gives."""
         if self.kind in _BLAMELESS:
-            return Verdict.ANSWER
+            return Verdict.BLAMELESS
         if self.kind in (FailureKind.NO_ANSWER, FailureKind.MOVED):
             return Verdict.DISPUTED
         if self.kind is not FailureKind.STATUS or self.status is None:

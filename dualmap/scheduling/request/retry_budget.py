@@ -18,7 +18,7 @@ class RetryBudget:
     It reads how many requests were accepted when a retry is requested, so a request that needs none costs nothing.
     """
 
-    HOARD_S = 10.0
+    BURST_S = 10.0
     """Quiet time is worth this many seconds of ``per_s`` at most."""
 
     def __init__(
@@ -28,14 +28,14 @@ class RetryBudget:
         now_s: float,
         accepted: Callable[[], int] = lambda: 0,
         *,
-        hoard: float | None = None,
+        burst: float | None = None,
     ) -> None:
-        """``accepted`` gives the number of requests since the start; it only grows. ``hoard``: the most that may be
-        taken at once, instead of ``HOARD_S`` seconds' worth."""
+        """``accepted`` gives the number of requests since the start; it only grows. ``burst``: the most that may be
+        taken at once, instead of ``BURST_S`` seconds' worth."""
         self._share = share
         self._per_s = per_s
-        self._limit = max(1.0, self.HOARD_S * per_s) if hoard is None else hoard
-        self._tokens = self._limit if per_s > 0 or hoard is not None else 0.0
+        self._limit = max(1.0, self.BURST_S * per_s) if burst is None else burst
+        self._tokens = self._limit if per_s > 0 or burst is not None else 0.0
         self._at_s = now_s
         self._accepted = accepted
         self._counted = accepted()

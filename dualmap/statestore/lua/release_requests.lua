@@ -26,7 +26,7 @@ local FIRST_REQUEST = 3
 local now_ms, lease, last, replies
 
 local function log_sample(subject, text)
-  call('XADD', keys.samples, 'MAXLEN', '~', terms.taught, '*', subject, text)
+  call('XADD', keys.samples, 'MAXLEN', '~', terms.max_samples, '*', subject, text)
 end
 
 -- Releases pending tokens; where the first token was seen, stamps the prefill clock and logs a sample. The request,

@@ -9,7 +9,7 @@ import pytest
 
 from dualmap.router.http.body_edits import edited, field_edit
 from dualmap.router.http.steering import may_steer, overriding_fields
-from dualmap.router.steps import at_once
+from dualmap.router.steps import without_pause
 
 PARAMS = {"do_remote_prefill": True, "remote_host": "10.6.6.6", "kv_load_tiers": []}
 REPORT = {"kv_cache_report_mode": "full"}
@@ -87,5 +87,5 @@ def test_a_long_string_beside_what_is_dropped_is_whole_again() -> None:
     ],
 )
 def test_what_may_steer_is_found_in_a_body_that_cannot_be_read(body: bytes, steers: bool) -> None:
-    assert at_once(may_steer(body, trusts_transfers=False)) is steers
-    assert at_once(may_steer(body, trusts_transfers=True)) is (b"report" in body)
+    assert without_pause(may_steer(body, trusts_transfers=False)) is steers
+    assert without_pause(may_steer(body, trusts_transfers=True)) is (b"report" in body)

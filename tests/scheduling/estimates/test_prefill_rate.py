@@ -29,7 +29,7 @@ TOKENS = 800
 
 
 class Peers:
-    """Instances that are peers, on a clock of their own, and what they have taught."""
+    """Instances that are peers, on a clock of their own, and what they have learn."""
 
     def __init__(self, *names: str, tokens_per_s: float = RATE, window: int = 2 * STEP_TOKENS) -> None:
         self.instances = {name: InstanceSpec(name, "", prefill_tokens_per_s=tokens_per_s) for name in names}

@@ -108,7 +108,7 @@ class Life:
             max_tries=max_tries,
             decode_first=decode_first,
             evidence=Evidence(
-                retries=RetryBudget(0.0, budget / 10, 0.0), continuations=RetryBudget(0.0, 0.0, 0.0, hoard=budget)
+                retries=RetryBudget(0.0, budget / 10, 0.0), continuations=RetryBudget(0.0, 0.0, 0.0, burst=budget)
             ),
             waiting_room=room,
         )

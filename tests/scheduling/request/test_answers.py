@@ -19,8 +19,8 @@ from dualmap.scheduling.request.answers import (
 @pytest.mark.parametrize(
     ("statuses", "verdict"),
     [
-        ((200, 204, 206), Verdict.ANSWER),
-        ((400, 409, 413, 415, 422, 431, 501, 505), Verdict.ANSWER),
+        ((200, 204, 206), Verdict.BLAMELESS),
+        ((400, 409, 413, 415, 422, 431, 501, 505), Verdict.BLAMELESS),
         ((500, 502, 503, 504, 520), Verdict.FAULT),
         ((429,), Verdict.BUSY),
         ((301, 302, 304, 307, 308, 401, 402, 403, 404, 405, 407, 408, 410, 451, 499), Verdict.DISPUTED),

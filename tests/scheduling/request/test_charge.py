@@ -155,7 +155,7 @@ def test_a_request_that_took_too_long_pays_for_what_came_and_blames_no_instance(
         made.on(event)
 
     assert kept(made) == (1, PROMPT, 900)
-    assert OVERDUE.verdict.value == "answer"
+    assert OVERDUE.verdict.value == "blameless"
 
 
 @pytest.mark.parametrize("begun", [False, True])

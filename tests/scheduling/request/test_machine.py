@@ -1039,7 +1039,8 @@ def test_the_second_choice_is_the_next_best_of_the_decision_and_another_one_of_a
 def test_every_effect_but_sending_has_one_place_in_the_driver_of_a_replica() -> None:
     from dualmap.router.requests import live_request
 
-    assert live_request._CARRIED_OUT.keys() | live_request._ANSWERED.keys() == set(get_args(Effect)) - {Send}
+    carried_out = live_request._CARRIED_OUT.keys() | {Send}  # by the caller of the driver, who reads where to
+    assert carried_out | live_request._ANSWERED.keys() == set(get_args(Effect))
     assert not live_request._CARRIED_OUT.keys() & live_request._ANSWERED.keys()
 
 

@@ -21,7 +21,7 @@ from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
         (InstanceFailure(FailureKind.STATUS, status=429), Verdict.BUSY),
         (InstanceFailure(FailureKind.STATUS, status=401), Verdict.DISPUTED),
         (InstanceFailure(FailureKind.NO_ANSWER), Verdict.DISPUTED),
-        (InstanceFailure(FailureKind.RECOMPUTED), Verdict.ANSWER),
+        (InstanceFailure(FailureKind.RECOMPUTED), Verdict.BLAMELESS),
     ],
     ids=str,
 )

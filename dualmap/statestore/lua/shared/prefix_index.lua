@@ -9,7 +9,7 @@ local function stamp_samples(samples, instance_id)
     fields[2 * place - 1], fields[2 * place] = sample, instance_id
   end
   if fields[1] and call('HSET', keys.prefixes_new, unpack(fields)) > 0
-    and call('HLEN', keys.prefixes_new) > terms.samples then
+    and call('HLEN', keys.prefixes_new) > terms.max_prefixes then
     call('RENAME', keys.prefixes_new, keys.prefixes_old)
   end
 end
