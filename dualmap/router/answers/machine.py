@@ -702,7 +702,7 @@ class AnswerMachine:
 
     def _leave(self, event: Leave, _: float) -> None:
         """Give the instance up, if nothing of the answer was sent or another one could go on with it."""
-        if not self.can_go_on or self._splitter is not None:
+        if not self.can_go_on or self.phase is Phase.WATCHING:
             self._give_up(event.why, event.kind)
         elif self.phase is _LENT:  # what the relay has kept of the stream counts
             self.effects.append(TakeBack(event))
