@@ -89,7 +89,7 @@ class GrantWaiters:
         self._replica_id = replica_id
         self._clock = clock
         self.order = order
-        self._refuses_late = refuses_late
+        self.refuses_late = refuses_late
         self.placing: dict[str, Grant | None] = {}
         """Requests whose reservation is under way, by id: their grant can arrive before the reservation's own answer
         has been read. The caller enters None before it reserves, and removes the entry in any case."""
@@ -184,6 +184,6 @@ class GrantWaiters:
             waiter.granted(Grant.of(record))
         else:
             waited_s = self._clock.monotonic_s() - waiter.placed_s
-            why = turned_away(record, waited_s, self.order, refuses_late=self._refuses_late)
+            why = turned_away(record, waited_s, self.order, refuses_late=self.refuses_late)
             if why is not None:
                 waiter.failed(TurnedAwayError(why))

@@ -67,7 +67,6 @@ class ServedPool:
     model_lists: ModelLists
     replica_id: str
     max_tries: int
-    refuses_late: bool
     pairs_legs: bool = False
     """Both legs of a request are placed before it is sent, whatever the connector needs."""
     tokenizer: PromptTokenizer | None = None
@@ -96,7 +95,7 @@ class ServedPool:
             order=self.grant_waiters.order,
             scheduling=scheduling,
             at_once=not holds(self.policy, self.grant_waiters.order),
-            refuses_late=self.refuses_late,
+            refuses_late=self.grant_waiters.refuses_late,
             max_tries=self.max_tries,
             decode_first=self.pairs_legs or self.settings.connector == "mooncake-layerwise",
             staged_timeout_s=self.settings.staged_timeout_s,

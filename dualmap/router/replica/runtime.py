@@ -409,7 +409,6 @@ def _served_pool(
         model_lists=ModelLists(shared, view, InstanceQueries(settings.upstream_api_key, trust), clock),
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,
-        refuses_late=settings.late_requests == "refuse",
         pairs_legs=pairs_legs,
         tokenizer=build_tokenizer(
             pool,
