@@ -303,6 +303,9 @@ def load_from(
     return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks, found=found)
 
 
+_HIT_STEP: Final = b'"hit_step_tokens":'
+
+
 class ReportedLoads(Mapping[str, InstanceLoad]):
     """Loads by instance id from what a script replied, each made when it is first read, which few are. Raises
     UnreadableStateError then where the record is none."""
@@ -321,6 +324,13 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
     def raw(self) -> tuple[Sequence[Any], int, Mapping[str, Loaded]]:
         """The arguments that the loads are made from."""
         return self._flat, self._now_ms, dict(self.loaded)
+
+    def is_hybrid(self, instance_id: bytes) -> bool:
+        """Whether the load of an instance that is there has ``hit_step_tokens``. Every request needs that, and a load
+        costs as much to make as the rest of its end; a record's text has a form in which no other value has quotes."""
+        record: bytes = self._flat[self._flat.index(instance_id) + 1]
+        _, named, value = record.partition(_HIT_STEP)
+        return named != b"" and value[:1] != b"0"
 
     def __getitem__(self, instance_id: str) -> InstanceLoad:
         load = self._made.get(instance_id)

@@ -298,8 +298,9 @@ async def test_a_prompt_is_booked_with_the_hit_ends_that_it_leaves(pool: PoolSto
 async def test_a_request_held_for_an_instance_with_groups_is_counted_by_what_is_resident(pool: PoolStore) -> None:
     fence = await claimed(pool)
     await pool.kv_events.apply("a", fence, KvChange(0, 1.0, CHAIN.hashes[:2], inner=(13,), hit_step_tokens=100))
-    await place(pool, "busy", "a", tokens=4000)
+    busy, other = await place(pool, "busy", "a", tokens=4000), await place(pool, "other", "b")
     held = await hold(pool, "held", chain=chain(*CHAIN.hashes, 15, 16, prompt_tokens=650))
     again = await hold(pool, "again", chain=chain(*CHAIN.hashes, 15, 16, prompt_tokens=650))
 
     assert (held.uncached_tokens, again.uncached_tokens) == (450, 450)
+    assert (busy.chosen.is_hybrid, other.chosen.is_hybrid) == (True, False)

@@ -62,7 +62,7 @@ async def test_what_the_device_evicted_is_found_in_a_tier_and_loaded(pool: PoolS
     assert (load.hit_blocks, load.loaded_blocks, reply.chosen.uncached_tokens) == (6, 6, 1)
     assert load.load_s == pytest.approx(FAST.load_s(600))
     assert reply.chosen.ttft_s == pytest.approx(FAST.load_s(600) + 1 / 8000)
-    assert reply.max_load_tokens is None
+    assert reply.chosen.max_load_tokens is None
     assert (await record(pool, "again")).load_ms == 18
     assert (await pool.loads())["a"].loading_ms == 18
 
@@ -90,7 +90,8 @@ async def test_where_a_load_takes_longer_than_computing_the_request_forbids_it(p
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.uncached_tokens, reply.max_load_tokens) == (0, 601, 0)
+    assert reply.seen.loads["a"].loaded_blocks == 0
+    assert (reply.chosen.uncached_tokens, reply.chosen.max_load_tokens) == (601, 0)
     assert (await record(pool, "again")).load_ms == 0
 
 
@@ -100,7 +101,7 @@ async def test_an_engine_that_takes_no_limits_loads_whatever_it_costs(pool: Pool
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.seen.loads["a"].loaded_blocks, reply.max_load_tokens) == (6, None)
+    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.max_load_tokens) == (6, None)
     assert reply.seen.loads["a"].load_s == pytest.approx(SLOW.load_s(600))
 
 
@@ -112,7 +113,8 @@ async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolS
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.uncached_tokens, reply.max_load_tokens) == (4, 201, 400)
+    assert reply.seen.loads["a"].loaded_blocks == 4
+    assert (reply.chosen.uncached_tokens, reply.chosen.max_load_tokens) == (201, 400)
     assert reply.seen.loads["a"].load_s == pytest.approx(FAST.load_s(400))
 
 
@@ -192,7 +194,7 @@ async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:
     await served(pool, "first", PROMPT)
     reply = await place(pool, "other", chain=OTHER, weights=Weights(Form(load_s=1.0), Form(load_s=1.0)))
 
-    assert (reply.chosen.ttft_s, reply.seen.loads["a"].load_s, reply.max_load_tokens) == (0.0, 0.0, None)
+    assert (reply.chosen.ttft_s, reply.seen.loads["a"].load_s, reply.chosen.max_load_tokens) == (0.0, 0.0, None)
 
 
 async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
@@ -218,7 +220,8 @@ async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
         found = [last - first for first, last in pairwise(reached)]
         left = [prompt.uncached_tokens(each) for each in reached]
         wanted = cheapest_load(tiers, found, left, BLOCK_TOKENS, reply.seen.loads[name].prefill_tokens_per_s, 0.0)
-        assert (reply.seen.loads[name].loaded_blocks, reply.max_load_tokens) == (wanted.blocks, wanted.most_tokens)
+        seen = reply.seen.loads[name].loaded_blocks, reply.chosen.max_load_tokens
+        assert seen == (wanted.blocks, wanted.most_tokens)
         assert reply.seen.loads[name].load_s == pytest.approx(wanted.own_s)
         loads += wanted.blocks > 0
     assert 40 < loads < 140

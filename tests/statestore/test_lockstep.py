@@ -380,6 +380,7 @@ class Traffic:
         costs = {name: made.weighing.weights.cost_of(features[name], slo_s) for name in takes}
         assert costs[reply.chosen.instance_id] == pytest.approx(min(costs.values()))
         assert reply.chosen.ttft_s == pytest.approx(made.weighing.weights.ttft.of(features[reply.chosen.instance_id]))
+        assert reply.chosen.is_hybrid is (reply.seen.loads[reply.chosen.instance_id].hit_step_tokens > 0)
         self.seen["weighed"] += len(costs) > 1
 
     def pick(self, *states: RequestState) -> StoredRequest | None:

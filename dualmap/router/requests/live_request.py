@@ -154,11 +154,10 @@ class LiveRequest:
         return machine.spec.stored_tokens + cached
 
     def _is_hybrid_there(self) -> bool:
-        """Whether its instance was known to run a hybrid model when it was placed: the next turn finds no answer then,
-        and what it finds of the prompt is booked."""
-        estimate, instance_id = self.machine.estimate, self.machine.instance_id
-        load = None if estimate is None or instance_id is None else estimate.reply.seen.loads.get(instance_id)
-        return load is not None and load.hit_step_tokens > 0
+        """Whether an instance of the pool was known to run a hybrid model when it was placed: the next turn finds no
+        answer then, and what it finds of the prompt is booked."""
+        estimate = self.machine.estimate
+        return estimate is not None and estimate.reply.chosen.is_hybrid
 
     def _ran_there(self) -> Running | None:
         """The requests that the store counted as running on its instance when it was dispatched."""

@@ -157,6 +157,12 @@ class Chosen:
     running_requests: int = 0
     """Requests that ran on the instance before this one."""
     context_tokens: int = 0
+    _: KW_ONLY
+    is_hybrid: bool = False
+    """The instance is known to run a hybrid model: its hits end at some blocks alone."""
+    max_load_tokens: int | None = None
+    """Tokens that its engine may load from tiers: loading more takes longer than computing; None: all that they have.
+    """
 
 
 @value
@@ -174,9 +180,6 @@ class PlaceReply:
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
     standing: Standing | None = None
     """The standing of its tenant among others; None: it has none, or was not judged."""
-    max_load_tokens: int | None = None
-    """Tokens that its engine may load from tiers: loading more takes longer than computing; None: all that they have.
-    """
 
 
 class PlacingPort(Protocol):

@@ -180,12 +180,13 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
             float(ttft_s),
             running_requests,
             context_tokens,
+            is_hybrid=where in loads.hits and loads.is_hybrid(instance_id),
+            max_load_tokens=None if where is None or where not in loaded else loaded[where].most_tokens,
         ),
         enqueued_ms,
         queue and queue_head_from(queue),
         None if drawn is None or draws is None else drawn_from(draws, drawn, found),
         standing and _standing_from(standing),
-        None if where is None or where not in loaded else loaded[where].most_tokens,
     )
 
 
