@@ -640,7 +640,7 @@ async def test_memory_and_a_server_agree_on_every_call(server_url: str, scheduli
     try:
         traffic = Traffic(twins, scheduling, SEED)
         await traffic.begin()
-        for number in range(3 * STEPS):
+        for number in range(8 * STEPS):
             if number >= STEPS and all(traffic.seen[name] for name in WANTED):
                 break
             await traffic.step()
