@@ -202,7 +202,7 @@ class KvTierSettings(BaseModel):
     )
     disk_tokens: KvCapacity | None = Field(None, description="a disk of the instance's own (none: none)")
     pool_tokens: KvCapacity | None = Field(
-        None, description="its part of a store that instances share: LMCache's remote, AscendStore (none: none)"
+        None, description="part of a shared store for each instance: LMCache's remote, AscendStore (none: none)"
     )
 
 
