@@ -30,6 +30,7 @@ ALLOWED = {
     "scheduling",
     "statistics",
     "struct",
+    "types",
     "typing",
     "urllib.parse",
     "xxhash",

@@ -13,6 +13,7 @@ import hiredis
 import pytest
 import redis
 
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
@@ -59,6 +60,7 @@ READS = frozenset(
         "upkeep.expired_replicas",
         "kv_events.records",
         "kv_events.names",
+        "tiers.described",
         "responses.tokens",
         "schema.refuse_newer",
         "usage.today",
@@ -89,6 +91,8 @@ HINTS = frozenset({"queues.wanted_rebalances"})
 
 OF_A_SCRIPT = b"}:\r\n"
 """Only calls of scripts have the beginning of keys as an argument."""
+
+_HOST = InstanceTiers((InstanceTier(Tier.HOST, 2000, LoadPrice(0.01, 0.0000125)),), takes_limits=True)
 
 Change = Callable[[PoolStore, Lease], Awaitable[Any]]
 
@@ -160,6 +164,8 @@ CHANGES: dict[str, Change] = {
     "allotments.allot": lambda pool, _: pool.allotments.allot(
         Allotment("acme/requests/minute", 60, 30, 4_000_000_000_000, 7)
     ),
+    "tiers.describe": lambda pool, lease: pool.tiers.describe("a", _HOST, fence=lease.fence),
+    "tiers.apply": lambda pool, _: pool.tiers.apply(Tier.HOST, "a", (5,), ()),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
     "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
     "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),

@@ -167,6 +167,16 @@ def _route(app: FastAPI, instance: ServedInstance) -> None:
         return {"object": "list", "data": [{"id": name, "object": "model"} for name in instance.models]}
 
 
+STAGED = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "10.0.0.1"}
+"""KV that a prefill leg has staged, as its answer names it."""
+
+
+def staging(read: ReadRequest) -> Response:
+    """The answer of a prefill leg."""
+    answer = json.loads(bytes(engine_answer(read).body))
+    return JSONResponse({**answer, "kv_transfer_params": STAGED})
+
+
 def engine_answer(read: ReadRequest) -> Response:
     """An answer of the form that the API of the path has, with as many tokens as were requested, 3 where none were."""
     model, count = read.model or "m", _output_tokens(read)

@@ -14,8 +14,7 @@ from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import Role
 from tests.router import tools
 from tests.router.http.kit import CHAT
-from tests.router.http.test_split_forward import staging
-from tests.support.served_instance import ServedInstance, served_instance
+from tests.support.served_instance import ServedInstance, served_instance, staging
 
 
 @pytest.fixture

@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
 import pytest
-from fastapi import Response
-from fastapi.responses import JSONResponse
 
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.settings import SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import Role
 from tests.router import tools
 from tests.router.http.kit import CHAT
-from tests.support.served_instance import ReadRequest, ServedInstance, engine_answer, served_instance
-
-STAGED = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_host": "10.0.0.1"}
-
-
-def staging(read: ReadRequest) -> Response:
-    """The answer of a prefill leg."""
-    answer = orjson.loads(engine_answer(read).body)
-    return JSONResponse({**answer, "kv_transfer_params": STAGED})
+from tests.support.served_instance import STAGED, ServedInstance, served_instance, staging
 
 
 @pytest.fixture
