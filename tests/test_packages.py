@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
 FOLDERS = {
-    "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "request"),
+    "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "runs", "request"),
     "router": (
         "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "answers", "http", "picker",
         "replica", "admin", "ui", "serving",

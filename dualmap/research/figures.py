@@ -60,11 +60,18 @@ class Figures:
     """Coefficient of variation of pending tokens over the instances; None: they were never loaded."""
     answers_per_s: float = 0.0
     """Answers that ended between the first arrival and the last, a second."""
+    runs_per_s: float = 0.0
+    """Runs of agents that ended meanwhile, a second; 0, like the next two, where the trace has no sessions."""
+    run_mean_s: float = 0.0
+    """Mean time of a run, see ``simulation.figures.run_times``."""
+    short_run_p90_s: float = 0.0
+    """P90 of the third of the runs with the fewest turns."""
 
     @classmethod
     def of(cls, result: RunResult) -> Figures:
         shares = result.on_time
         q1, q2, q3, q4 = shares.by_length
+        runs = result.runs
         return cls(
             on_time=shares.by_requests,
             on_time_tokens=shares.by_prompt_tokens,
@@ -101,4 +108,7 @@ class Figures:
             hit_share_of_bound=result.hit_share_of_bound,
             load_cv=result.load_cv,
             answers_per_s=result.answers_per_s,
+            runs_per_s=0.0 if runs is None else runs.ended_per_s,
+            run_mean_s=0.0 if runs is None else runs.mean_s,
+            short_run_p90_s=0.0 if runs is None else runs.short_p90_s,
         )

@@ -45,6 +45,12 @@ SPLIT_COLUMNS: dict[str, Show] = {
     "TPOT P90 ms": lambda r: f"{r.tpot_s.p90 * 1000:.0f}",
 }
 """Behind the first three where requests were split: on time and at most 50 ms a token, and how."""
+RUN_COLUMNS: dict[str, Show] = {
+    "runs/s": lambda r: "-" if r.runs is None else f"{r.runs.ended_per_s:.2f}",
+    "run mean s": lambda r: "-" if r.runs is None else f"{r.runs.mean_s:.0f}",
+    "short runs P90 s": lambda r: "-" if r.runs is None else f"{r.runs.short_p90_s:.0f}",
+}
+"""Behind all others where the trace has sessions: the times of agents' runs."""
 
 
 def results_table(results: Sequence[RunResult], width: int) -> Table:
@@ -54,7 +60,8 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
         further = {"both SLOs": lambda r: f"{r.share_on_time:.1%}"}
     elif any(result.split_share for result in results):
         further = SPLIT_COLUMNS
-    shown = dict(islice(COLUMNS.items(), 3)) | further | COLUMNS
+    of_runs = RUN_COLUMNS if any(result.runs is not None for result in results) else {}
+    shown = dict(islice(COLUMNS.items(), 3)) | further | COLUMNS | of_runs
     return fitting_table(tuple(shown), [[show(result) for show in shown.values()] for result in results], width)
 
 

@@ -10,6 +10,7 @@ from statistics import fmean, pstdev
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.scaling.role_plan import RoleChange
 from dualmap.simulation.figures.on_time import TPOT_SLO_S, OnTimeShares
+from dualmap.simulation.figures.run_times import RunTimes, run_times
 from dualmap.simulation.workload.trace_figures import quantile
 
 
@@ -59,6 +60,8 @@ class RequestOutcome:
     """The prefill of what its instance had not cached, at the instance's rate."""
     kv_share: float = 0.0
     """The part of its instance's KV memory that its context takes."""
+    run: str = ""
+    """The run of an agent that it is a turn of; empty: none."""
 
     @property
     def ttft_s(self) -> float:
@@ -233,6 +236,8 @@ class RunResult:
     """Answers that ended between the first arrival and the last, a second: the throughput of a closed loop."""
     by_tenant: Mapping[str, TenantResult] = field(default_factory=dict)
     """Each tenant by its name; requests without one are left out."""
+    runs: RunTimes | None = None
+    """Times of agents' runs; None: the trace has no sessions."""
 
     @property
     def share_on_time(self) -> float:
@@ -271,6 +276,8 @@ class RunRecord:
     moved_tokens: int = 0
     leaks: int = 0
     slo_tpot_s: float | None = None
+    turns_of_runs: Mapping[str, int] = field(default_factory=dict)
+    """Turns that each run has in the trace, however many of them arrived."""
 
 
 def arrival_rate_per_s(outcomes: Sequence[RequestOutcome]) -> float:
@@ -333,6 +340,7 @@ def summarize(record: RunRecord) -> RunResult:
             (outcome.finish_s for outcome in counted if outcome.finish_s is not None),
         ),
         by_tenant=_by_tenant(counted),
+        runs=run_times(record.outcomes, record.turns_of_runs, counted[0].arrival_s) if counted else None,
     )
 
 

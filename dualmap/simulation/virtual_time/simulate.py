@@ -33,6 +33,7 @@ from dualmap.scheduling.request.machine import (
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
+from dualmap.scheduling.runs.admission import RunAdmission, Turn
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
@@ -51,6 +52,7 @@ from dualmap.simulation.virtual_time.simulated_replica import SimulatedReplica
 from dualmap.simulation.virtual_time.watch import Watch
 from dualmap.simulation.workload.arrivals import Arrivals
 from dualmap.simulation.workload.trace_figures import cached_tokens_if_infinite
+from dualmap.simulation.workload.trace_runs import runs_of, turns_of_runs
 from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 OnProgress = Callable[[int], None]
@@ -60,6 +62,9 @@ _PROGRESS_EVERY = 100
 LEARNING_INTERVAL_S = 1.0
 SWEEP_INTERVAL_S = 1.0
 """Time between the leader's rounds over the queues, and of the refusal of what was held too long."""
+
+WAITS_OF_SLO = 0.8
+"""The part of its SLO for which a turn may wait for memory and be on time: the rest is for its prefill."""
 
 
 def simulate(
@@ -131,7 +136,9 @@ class Simulation:
         rule = scenario.router_queue
         self._router_queue = None if rule is None else RouterQueue(rule, settings.engine.max_num_batched_tokens)
         self._parked: dict[int, Chain] = {}
-        """Chains of the requests in the router's own queue, by number."""
+        """Chains of the requests that no instance is searched for yet, by number."""
+        self._runs = runs_of(trace)
+        self._admission = RunAdmission(self._kv_capacity_tokens) if scenario.admits_runs else None
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
         self._pairs: dict[str, tuple[str, str]] = {}
@@ -162,6 +169,8 @@ class Simulation:
             elif scenario.idle_work and self._order.by_deadline:
                 self._every(scenario.rebalance_interval_s, Priority.LEADER, replica.give_idle_work)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
+        if self._admission is not None:
+            self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._admit_runs)
         for fault in scenario.faults:
             self._schedule_fault(fault)
         while len(self._events):
@@ -283,6 +292,11 @@ class Simulation:
         if queue is not None and (queue or self._router_holds(queue)):
             self._parked[number] = chain
             return queue.park(number, now_s, request.input_tokens, outcome.slo_s)
+        if self._admission is not None and outcome.run:
+            self._parked[number] = chain
+            latest_s = now_s + WAITS_OF_SLO * outcome.slo_s
+            turn = Turn(str(number), outcome.run, request.session, chain, latest_s)
+            return self._begin_turns(self._admission.arrives(turn, now_s))
         self._place(str(number), request, chain)
         return self._replica_of(str(number)).leader.listen(now_s)
 
@@ -303,8 +317,9 @@ class Simulation:
             requested_s = self._scheduling.classes[self._class_rank(request)].slo_ttft_s
         target_s = slo_s(self._scheduling, chain.prompt_tokens, requested_s)
         outcome = RequestOutcome(
-            self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant
-        )
+            self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant,
+            run=self._runs.get(request.session, ""),
+        )  # fmt: skip
         self._outcomes.append(outcome)
         return outcome
 
@@ -328,6 +343,21 @@ class Simulation:
         while queue and not self._router_holds(queue):
             number = queue.take()
             self._place(str(number), self._traced(str(number)), self._parked.pop(number))
+
+    def _kv_capacity_tokens(self) -> int:
+        view = self.replicas[0].fleet.view
+        return sum(view.instances[instance_id].kv_capacity_tokens for instance_id in view.ready)
+
+    def _admit_runs(self) -> None:
+        """Let runs begin their turns that may do so by now, since others were silent for long enough."""
+        if self._admission is not None:
+            self._begin_turns(self._admission.due(self._now_s))
+
+    def _begin_turns(self, request_ids: Iterable[str]) -> None:
+        """Route the turns that admission let go."""
+        for request_id in request_ids:
+            self._place(request_id, self._traced(request_id), self._parked.pop(int(request_id)))
+            self._replica_of(request_id).leader.listen(self._now_s)
 
     def _own_chain(self, request: TraceRequest) -> Chain:
         return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
@@ -438,6 +468,9 @@ class Simulation:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
+        if self._admission is not None and outcome.run:
+            request_id = str(int(machine.request_id))
+            self._begin_turns(self._admission.ends(request_id, outcome.output_tokens, self._now_s))
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
 
@@ -570,4 +603,5 @@ class Simulation:
             moved_tokens=self._cluster.moved_tokens,
             leaks=self._watch.leaks,
             slo_tpot_s=self._scenario.slo_tpot_s,
+            turns_of_runs=turns_of_runs(self._trace, self._runs),
         )
