@@ -638,7 +638,7 @@ class TestARequestWhoseTenantTheGatewayNames:
         await settle()
         placed = only_live(gateway).machine.spec
 
-        assert (placed.tenant, placed.class_rank) == ("acme", 1)
+        assert (placed.claim.tenant, placed.claim.class_rank) == ("acme", 1)
         stream.send(answer_head(ends=True))
         await finished(task, gateway)
         assert gateway.outcomes == {"completed": 1}
