@@ -12,7 +12,7 @@ from http import HTTPStatus
 from dualmap.cli.fetch import fetch
 from dualmap.router.telemetry.pressure import WINDOW_S, overdue_in
 from dualmap.scheduling.state.request import RequestState
-from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.call_values import PoolSnapshot
 
 _SAMPLE = re.compile(r"^([a-z_]+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 _FAILED = re.compile(r'outcome="(?:upstream_failed|timed_out|cut_off|refused|internal_error)"')

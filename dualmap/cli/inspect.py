@@ -19,7 +19,7 @@ from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.ring import DualRing
 from dualmap.scheduling.state.view import is_scheduled
 from dualmap.simulation.figures.terminal import terminal
-from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.call_values import PoolSnapshot
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreConfigurationError, StoreError
 from dualmap.statestore.keys import PoolKeys

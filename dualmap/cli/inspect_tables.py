@@ -16,7 +16,7 @@ from dualmap.scheduling.state.instance import Role
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.ring import DualRing, Ring
-from dualmap.statestore.answers import DiscoveryStatus, PoolSnapshot
+from dualmap.statestore.call_values import DiscoveryStatus, PoolSnapshot
 
 _HASH_SPACE = 1 << 64
 

@@ -32,7 +32,7 @@ from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.simulation.figures.terminal import terminal
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore

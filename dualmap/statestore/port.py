@@ -18,7 +18,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
-from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members

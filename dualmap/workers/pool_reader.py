@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceLoad
-from dualmap.statestore.answers import Membership, PoolOverview
+from dualmap.statestore.call_values import Membership, PoolOverview
 from dualmap.statestore.pool import PoolStore
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from typing import Any
 
 from dualmap.runtime.pool_settings import InstanceSettings
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.workers.context import PoolContext
 
 log = logging.getLogger(__name__)

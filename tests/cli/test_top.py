@@ -19,7 +19,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.tenants.budgets import Measure
 from dualmap.scheduling.tenants.shares import Work
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.leases import OVERDUE_FIELD, Lease, ReplicaInfo
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool.chronicle import ChronicleRecord, KnownProblem

@@ -24,7 +24,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import drive
 from dualmap.scheduling.tenants.budgets import Draw, Draws, drawn_text
-from dualmap.statestore.answers import Transition
+from dualmap.statestore.call_values import Transition
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.records import INSTANCE
 from tests.support.placements import QUEUED, WEIGHED, changed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import lead

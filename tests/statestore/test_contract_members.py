@@ -7,7 +7,7 @@ import pytest
 from dualmap.runtime.pool_settings import InstanceSettings
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.instance import InstanceState, Role
-from dualmap.statestore.answers import Note
+from dualmap.statestore.call_values import Note
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore

@@ -12,7 +12,7 @@ from dualmap.scheduling.estimates.learning import EndSample, FirstTokenSample
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import PlanStep, QueuePlan
 from dualmap.scheduling.state.request import RequestState
-from dualmap.statestore.answers import Transition
+from dualmap.statestore.call_values import Transition
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     CHAIN,

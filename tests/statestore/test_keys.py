@@ -22,7 +22,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
 from dualmap.scheduling.tenants.shares import Share
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.pool import PoolStore, scripts, stored_responses

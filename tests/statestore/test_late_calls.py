@@ -20,7 +20,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.leases import Lease

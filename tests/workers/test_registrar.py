@@ -13,7 +13,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

@@ -30,7 +30,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.http_client import HttpClient, HttpClientError
-from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.call_values import PoolSnapshot
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreError

@@ -26,7 +26,7 @@ from dualmap.runtime.pool_settings import (
 from dualmap.scheduling.errors import TransitionError
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
-from dualmap.statestore.answers import Note
+from dualmap.statestore.call_values import Note
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.pool.chronicle import KEPT_MEMBER_CHANGES

@@ -42,7 +42,7 @@ from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import at_once, drive
 from dualmap.scheduling.tenants.budgets import Budget, Drawn, Draws
-from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore

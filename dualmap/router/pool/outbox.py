@@ -11,7 +11,7 @@ from dualmap.router.telemetry.instruments import Counter
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.request.release import Release
-from dualmap.statestore.answers import Transition
+from dualmap.statestore.call_values import Transition
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from dualmap.scheduling.request.metering import KEPT, used_by_lost
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.port import ReplicaPool, RequestPort
 
 MOST_ENDS: Final = 4096

@@ -14,7 +14,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.model_names import merged_models
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.port import ReplicaPool
 

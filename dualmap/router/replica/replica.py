@@ -17,7 +17,7 @@ from dualmap.router.telemetry.traffic import INFO_FIELD, PROCESS_FIELD, TrafficC
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.statestore.answers import PoolSnapshot
+from dualmap.statestore.call_values import PoolSnapshot
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.leases import (
     AVOIDED_FIELD,

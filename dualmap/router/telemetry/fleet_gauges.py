@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.port import ReplicaPool
 

@@ -22,7 +22,7 @@ from dualmap.router.peer_client import PeerClient
 from dualmap.router.telemetry.fleet_gauges import FleetGauges, FleetOverviews
 from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.traffic import TrafficCounts
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 
 COUNTS_PATH: Final = "/metrics/counts"
 """Path of a replica's counts, as JSON, for its peers."""

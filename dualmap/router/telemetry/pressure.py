@@ -10,7 +10,7 @@ from typing import Final
 
 from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.leases import OVERDUE_FIELD, ReplicaInfo
 
 WINDOW_S: Final = 60.0

@@ -21,7 +21,7 @@ from dualmap.router.ui.problems import FleetState, PoolState, Problem, Severity,
 from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
 from dualmap.scheduling.backoff import worth_logging
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.leases import AVOIDED_FIELD, FAULTS_FIELD, LIMITED_FIELD, REFUSALS_FIELD, ReplicaInfo
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, KnownProblem, PoolSample

@@ -37,7 +37,7 @@ from dualmap.router.ui.status import Event, RecentEvents, ReplicaStatus, status_
 from dualmap.runtime.extras import package_version
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.hotness import MIN_KEY_BLOCKS
-from dualmap.statestore.answers import DiscoveryStatus, PoolOverview
+from dualmap.statestore.call_values import DiscoveryStatus, PoolOverview
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool.chronicle import KEPT_SAMPLES, ChronicleRecord, Happened, PoolSample
 

@@ -17,7 +17,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.ring import DualRing, Ring
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 
 RING_ARCS = 720
 """Samples of each ring: half a degree."""

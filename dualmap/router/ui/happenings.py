@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.leases import RETIRED
 
 Happening = tuple[str, str]

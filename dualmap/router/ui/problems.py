@@ -19,7 +19,7 @@ from dualmap.router.ui.status import Avoidance, Event, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState, Role
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import DiscoveryStatus, Note, PoolOverview
+from dualmap.statestore.call_values import DiscoveryStatus, Note, PoolOverview
 from dualmap.statestore.leases import RETIRED
 
 STALLED_S: Final = 10.0

@@ -14,7 +14,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.steps import at_once
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
 

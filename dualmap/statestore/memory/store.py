@@ -9,7 +9,7 @@ from typing import Any
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import at_once
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.memory.calls import MemoryCalls
 from dualmap.statestore.memory.server import MemoryServer

@@ -23,7 +23,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.tenants.budgets import KINDS, Period
 from dualmap.scheduling.tenants.shares import Work, grown
-from dualmap.statestore.answers import Note, Transition
+from dualmap.statestore.call_values import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
 from dualmap.statestore.records import InstanceRecord, described, load_from

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
-from dualmap.statestore.answers import Note
+from dualmap.statestore.call_values import Note
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import codec

@@ -27,7 +27,7 @@ from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import Counts, InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
-from dualmap.statestore.answers import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec, placing

@@ -10,7 +10,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import Sample
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import Arrival, HotnessTree
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.pool import codec
 from dualmap.statestore.pool.calls import Command
 from dualmap.statestore.pool.changes import Change, Changes

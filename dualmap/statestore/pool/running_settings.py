@@ -10,7 +10,7 @@ import orjson
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.queues.queue_order import QueueOrder
 from dualmap.scheduling.settings import OPTIONS, SchedulingSettings, is_setting, no_such_setting, with_overrides
-from dualmap.statestore.answers import SettingsChange
+from dualmap.statestore.call_values import SettingsChange
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes

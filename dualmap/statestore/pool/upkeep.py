@@ -22,7 +22,7 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.state.instance import Counts, InstanceSpec, Role
 from dualmap.scheduling.state.request import RequestState
-from dualmap.statestore.answers import DiscoveryStatus, Transition
+from dualmap.statestore.call_values import DiscoveryStatus, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.leases import RETIRED, Leadership, ReplicaInfo

@@ -9,7 +9,7 @@ from typing import Any
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
-from dualmap.statestore.answers import Membership, Note, PoolOverview, PoolSnapshot
+from dualmap.statestore.call_values import Membership, Note, PoolOverview, PoolSnapshot
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvEventRecord

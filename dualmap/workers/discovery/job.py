@@ -12,7 +12,7 @@ from types import TracebackType
 from dualmap.runtime.discovery_settings import KubernetesSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.workers.context import LeaderContext
 from dualmap.workers.discovery.kubernetes_api import KubernetesApi
 from dualmap.workers.discovery.plan import Act, Action, Plan, described_after, plan_round

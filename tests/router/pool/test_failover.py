@@ -31,7 +31,7 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text, returned
-from dualmap.statestore.answers import Membership, PoolSnapshot, Transition
+from dualmap.statestore.call_values import Membership, PoolSnapshot, Transition
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import LimitsUnknownError, StoreSchemaError, StoreUnavailableError
 from dualmap.statestore.keys import PoolKeys

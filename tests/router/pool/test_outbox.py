@@ -11,7 +11,7 @@ from dualmap.router.pool.outbox import TOGETHER, Outbox
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.statestore.answers import Transition
+from dualmap.statestore.call_values import Transition
 from dualmap.statestore.errors import StoreError, StoreUnavailableError
 from tests.router import tools
 

@@ -11,7 +11,7 @@ import pytest
 from dualmap.router.pool.recovery import Recovered, lost_members, recover_requests, restore_members
 from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.state.request import RequestState, StoredRequest
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.redis import RedisStore

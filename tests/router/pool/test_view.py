@@ -12,7 +12,7 @@ from dualmap.router.pool.view import ViewKeeper, next_view
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.view import ClusterView
-from dualmap.statestore.answers import Membership
+from dualmap.statestore.call_values import Membership
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 

@@ -19,7 +19,7 @@ from dualmap.router.telemetry.port_metrics import COUNTS_PATH, PortMetrics
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.statestore.answers import PoolOverview
+from dualmap.statestore.call_values import PoolOverview
 from dualmap.statestore.leases import ReplicaInfo
 
 HERE = {"host": "here", "port": "8000"}

@@ -16,7 +16,7 @@ from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 from tests.router.ui.viewers import Viewer, feed_of

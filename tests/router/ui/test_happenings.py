@@ -9,7 +9,7 @@ from dualmap.router.pool.view import empty_view
 from dualmap.router.ui.happenings import Reading, happenings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.statestore.answers import Note, PoolOverview
+from dualmap.statestore.call_values import Note, PoolOverview
 from dualmap.statestore.leases import Lease, ReplicaInfo
 
 READY = InstanceState.READY

@@ -26,7 +26,7 @@ from dualmap.router.ui.problems import (
 from dualmap.router.ui.status import Avoidance, ReplicaStatus
 from dualmap.scheduling.scaling.scale_record import ScaleEntry
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
-from dualmap.statestore.answers import DiscoveryStatus, Note, PoolOverview
+from dualmap.statestore.call_values import DiscoveryStatus, Note, PoolOverview
 from dualmap.statestore.leases import OVERDUE_FIELD, Lease, ReplicaInfo
 
 READY, DOWN, STARTING = InstanceState.READY, InstanceState.DOWN, InstanceState.STARTING

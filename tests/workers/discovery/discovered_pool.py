@@ -9,7 +9,7 @@ from typing import Any
 from dualmap.runtime.discovery_settings import KubernetesSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
-from dualmap.statestore.answers import DiscoveryStatus
+from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.memory import MemoryStore
 from dualmap.workers.context import LeaderContext
