@@ -62,15 +62,15 @@ async def ask(client: httpx.AsyncClient, model: str, messages: list[dict[str, An
     answer = await client.post("/v1/chat/completions", json=body)
     answer.raise_for_status()
     said, request_id = answer.json(), answer.headers["x-request-id"]
-    told = (await client.get(f"/admin/explain/{request_id}")).raise_for_status().json()
+    explained = (await client.get(f"/admin/explain/{request_id}")).raise_for_status().json()
     usage = said["usage"]
     seen = Seen(
-        told["prompt_tokens"],
+        explained["prompt_tokens"],
         usage["prompt_tokens"],
         int(answer.headers.get("x-dualmap-cached-tokens", 0)),
         (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        told["images"],
-        told["media_estimated"],
+        explained["images"],
+        explained["media_estimated"],
     )
     return seen, said["choices"][0]["message"]["content"] or ""
 

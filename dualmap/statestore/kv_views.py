@@ -73,10 +73,10 @@ class KvChange:
     all_names: bool = False
     """Whether ``names`` are all there are: names that were sent before are forgotten."""
     inner: Sequence[int] = ()
-    """Of a model with several cache groups: blocks that are held, at which no hit may end
-    (``scheduling.prompts.cache_groups``); those that came, and those at which one could end before. ``stored`` has the
+    """Blocks of a model with several cache groups that are held, and at which no hit may end
+    (``scheduling.prompts.cache_groups``): those that came, and those at which one could end before. ``stored`` has the
     reverse too."""
     turned: int = 0
     """How many blocks of both were held before."""
     hit_step_tokens: int = 0
-    """Of such a model, a hit ends at a multiple of this; 0 with one group."""
+    """A hit of a model with several cache groups ends at a multiple of this; 0 with one group."""

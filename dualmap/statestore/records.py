@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Loaded(NamedTuple):
-    """What a request is to load from the tiers of an instance, as a script found it."""
+    """The load of a request from the tiers of an instance, as a script found it."""
 
     blocks: int
     load_s: float

@@ -46,7 +46,7 @@ class RecentAnswers:
 
     def ended(self, instance_id: str, chain: Chain, usage: Usage, is_hybrid: Callable[[], bool] = _is_not) -> None:
         """An answer is complete. ``is_hybrid`` returns whether its instance runs a hybrid model, whose next turn does
-        not find it; to know that costs a request more than all else here, so only what would be kept is looked at."""
+        not find it. Only an answer that would be kept is looked at."""
         output_tokens, hashes = usage.output_tokens, chain.hashes
         if not output_tokens or not isinstance(hashes, array) or is_hybrid():
             return

@@ -65,7 +65,7 @@ class InstanceTiers:
 
 @value
 class Load:
-    """What is loaded for a request, and how long that takes."""
+    """The blocks that are loaded for a request, and the time that this takes."""
 
     blocks: int = 0
     own_s: float = 0.0

@@ -50,7 +50,7 @@ class LoadReading:
         return all(math.isfinite(each) and each >= 0 for each in (self.tokens, self.busy_s, self.loads))
 
     def since(self, former: LoadReading) -> LoadReading | None:
-        """What was counted since; None where a counter went back."""
+        """The counts since an earlier reading; None where a counter went back."""
         grown = (self.tokens - former.tokens, self.busy_s - former.busy_s, self.loads - former.loads)
         return None if min(grown) < 0 else LoadReading(*grown)
 

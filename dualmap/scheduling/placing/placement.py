@@ -126,7 +126,7 @@ class Placement:
 
 @value
 class Observation:
-    """What one call of the store found: the loads that a choice is made from."""
+    """The findings of one call of the store: the loads that a choice is made from."""
 
     epoch: int
     tree_version: int
@@ -298,7 +298,7 @@ class Placed:
 
 @value
 class SearchCourse:
-    """What a search came to, and how."""
+    """The choices of a search, and how it came to them."""
 
     rounds: tuple[Placed, ...] = ()
     """Every choice, the last one last."""
@@ -334,7 +334,7 @@ class SearchRules:
 
 @value
 class Claim:
-    """What a request may take beside others: from the budgets of its tenant, by the tenant's share, by its class."""
+    """The part that a request may take: from the budgets of its tenant, by the tenant's share, by its class."""
 
     tenant: str = ""
     """The tenant that it is for; empty: none."""

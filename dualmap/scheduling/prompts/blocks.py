@@ -94,7 +94,7 @@ class TextPrompt:
 
     @property
     def image_marks(self) -> tuple[bytes, ...]:
-        """What each image is told apart by, in order: equal for equal images, in all APIs."""
+        """The mark of each image, in order: equal for equal images, in all APIs."""
         return tuple(self.data[end - IMAGE_MARK_BYTES : end] for end in self.image_ends)
 
     def _fields(self) -> tuple[bytes, int | None, Sequence[int], bool, bool]:

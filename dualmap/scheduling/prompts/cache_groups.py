@@ -22,7 +22,7 @@ from dualmap.scheduling.values import value
 
 
 class GroupKind(StrEnum):
-    """What a group must hold for a hit."""
+    """The rule by which blocks of a group make a hit."""
 
     FULL = "full"
     WINDOW = "window"
@@ -36,7 +36,7 @@ class CacheGroup:
     kind: GroupKind
     block_tokens: int
     window_tokens: int = 0
-    """Of a sliding window: how many tokens a token sees, itself among them."""
+    """The tokens that a token of a sliding window sees, itself among them."""
 
     @property
     def needed_blocks(self) -> int:

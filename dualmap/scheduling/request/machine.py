@@ -166,7 +166,7 @@ class Input(StrEnum):
 
 @value
 class PhaseRow:
-    """What holds in a phase, beside the table of transitions."""
+    """The properties of a phase that the table of transitions does not show."""
 
     may_be_reserved: bool = True
     """The store may have a reservation of this try."""

@@ -40,7 +40,8 @@ MEMORY_SHARE = 0.8
 """The part of the KV memory that active runs may fill. The rest is for answers under way, shared prefixes, and copies
 that a run left on another instance. From 0.9 on the gain shrinks in simulated fleets of agents."""
 SILENT_S = 10.0
-"""Of the turns of coding agents 95 % come within this time of the answer before them."""
+"""A run that is silent for longer gives way: 95 % of the turns of coding agents come within this time of the answer
+before them."""
 AGED_S = 180.0
 QUANTUM_FROM = 20
 """Runs that must have given way by silence before a quantum is known. Until then no run gives way while it works."""
@@ -80,7 +81,7 @@ class Branch:
 
 @dataclass(slots=True)
 class Run:
-    """What is known of a run."""
+    """A run, as far as it is known."""
 
     branches: dict[str, Branch] = field(default_factory=dict)
     active: bool = False
@@ -91,7 +92,7 @@ class Run:
     quantum_from: float = 0.0
     """Its service when its quantum began."""
     interrupted: bool = False
-    """It gave way by its silence: its quantum goes on where it returns."""
+    """It gave way by its silence: its quantum continues where it returns."""
     seen_s: float = 0.0
     waiting: dict[str, float] = field(default_factory=dict)
     """Its turns that wait, with the times of their arrival."""

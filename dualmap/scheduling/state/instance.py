@@ -166,8 +166,8 @@ class InstanceLoad(LiveCounts):
     """Time since then, or since requests began to run; 0 where none runs. It judges whether the engine hangs, so that
     nothing which is only presumed ends it."""
     hit_step_tokens: int = 0
-    """Of a model with several cache groups, as its KV events show: a hit ends at some multiples of so many tokens; 0:
-    any block may end one (``scheduling.prompts.cache_groups``)."""
+    """The tokens of which a hit of a model with several cache groups is a multiple, as its KV events show; 0: any block
+    may end one (``scheduling.prompts.cache_groups``)."""
     loaded_blocks: int = 0
     """The part of ``hit_blocks`` that is to be loaded from tiers."""
     load_s: float = 0.0

@@ -161,7 +161,7 @@ class Inference:
 
 
 def _features(prompt: Prompt) -> dict[str, Any] | None:
-    """What and where a prompt's images are."""
+    """The images of a prompt, and their places in it."""
     if not prompt.images:
         return None
     places = [{"offset": each.offset, "length": each.length} for each in prompt.images]

@@ -42,7 +42,7 @@ class KvEventLog:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where it is published, as vLLM's ``GET /kv_event_sources`` says."""
+        """The endpoints that publish this log, as vLLM's ``GET /kv_event_sources`` says."""
         ports = [
             None if endpoint is None else f"tcp://*:{endpoint.rpartition(':')[2]}"
             for endpoint in (self._publisher.endpoint, self._publisher.replay_endpoint)
@@ -97,14 +97,14 @@ class KvEventLog:
     def _publish_tier(self, tier: Tier, journal: Journal, events: list[dict[str, Any]]) -> None:
         """Add what a tier keeps and forgets, as vLLM's offloading does with ``self_describing_kv_events``."""
         where = {"medium": MEDIA[tier], "locality": "REMOTE" if tier is Tier.POOL else "LOCAL"}
-        told: list[dict[str, Any]] = []
+        own: list[dict[str, Any]] = []
         for change, block in journal:
             if change is CacheChange.STORED:
-                self._store(block, told)
+                self._store(block, own)
             else:
-                told.append({"type": "BlockRemoved", "block_hashes": [block], "group_idx": 0})
+                own.append({"type": "BlockRemoved", "block_hashes": [block], "group_idx": 0})
         journal.clear()
-        events += [event | where for event in told]
+        events += [event | where for event in own]
 
     def _of_groups(self, stored: Sequence[dict[str, Any]], kept: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """Events of the other groups, which vLLM publishes before those of full attention: for each run of its blocks

@@ -18,7 +18,7 @@ SHORT_SHARE = 1 / 3
 
 
 class TurnOutcome(Protocol):
-    """What is looked at of a turn."""
+    """The figures of a turn that the times of runs are made from."""
 
     @property
     def run(self) -> str: ...

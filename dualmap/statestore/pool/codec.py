@@ -37,7 +37,7 @@ CONFIRMED_STAMP = 2**52
 """Stamp in ``kv:ID`` of blocks that the engine confirmed: this, or more by the sequence of the batch. Blocks stored
 next and evicted next are then at an end of the sorted set, where neighbours have been touched before."""
 INNER_STAMP = 2 * CONFIRMED_STAMP
-"""The same of confirmed blocks at which no hit ends."""
+"""Stamp of confirmed blocks at which no hit ends: this, or more by the sequence of the batch."""
 
 
 def is_inner(stamp: float) -> bool:

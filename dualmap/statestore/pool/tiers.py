@@ -1,8 +1,8 @@
 """Tiers behind the devices of instances: how they are described for placements, and the blocks that they keep.
 
 The blocks of a tier are followed by its size: every prompt that an instance is given enters its tiers, and what was
-used longest ago leaves. Engines' events correct that: what they report as stored is entered, and what they report as
-removed leaves, of those that report it.
+used longest ago leaves. ``apply`` enters and removes what an engine reports; no subscriber calls it yet, so the blocks
+are an estimate for every engine.
 """
 
 from __future__ import annotations

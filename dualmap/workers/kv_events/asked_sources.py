@@ -1,4 +1,4 @@
-"""Where instances say themselves that they publish KV events: asked in the background, again and again."""
+"""The publishers of KV events that instances name: each is asked in the background, again and again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dualmap.workers.probe import NotSentError
 UNKNOWN_S: Final = 2.0
 """Pause before an instance is asked again that named no publisher."""
 KNOWN_S: Final = 30.0
-"""The same of one that did: after a start it may publish elsewhere."""
+"""Pause before an instance is asked again that named one: after a start it may publish elsewhere."""
 
 
 _Place = tuple[str, int | None]

@@ -184,7 +184,7 @@ class EngineView:
 
     # cache groups ----------------------------------------------------------------------------------------------------
     def _states(self, names: Iterable[int]) -> dict[int, bool | None]:
-        """Of the hashes of these blocks, whether a hit may end there; None where a block is not listed."""
+        """Whether a hit may end at each of these blocks, by their hashes; None where a block is not listed."""
         assert self._holdings is not None
         states: dict[int, bool | None] = {}
         for name in names:

@@ -1,10 +1,10 @@
-"""What the cache groups of a hybrid model hold, and at which blocks a hit may end: ``scheduling.prompts.cache_groups``.
+"""The blocks that the cache groups of a hybrid model hold, and those at which a hit may end.
 
-Pure. One group of full attention is the *main* one: the view of the engine has its blocks and their hashes. The others
-are followed here, by the engine's names alone. At one place of a prompt the blocks of all groups have one name; a
-longer block has the name of the main group's block that ends where it ends. So no token is counted here: an event of a
-group of windows, which has tokens for blocks that it does not name, needs no explanation, nor does one that comes
-before that of the main group.
+The rule is that of ``scheduling.prompts.cache_groups``. Pure. One group of full attention is the *main* one: the view
+of the engine has its blocks and their hashes. The others are followed here, by the engine's names alone. At one place
+of a prompt the blocks of all groups have one name; a longer block has the name of the main group's block that ends
+where it ends. So no token is counted here: an event of a group of windows, which has tokens for blocks that it does
+not name, needs no explanation, nor does one that comes before that of the main group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Alike:
         self.copies: dict[int, dict[int, int]] = {}
         """Copies of each block, by group and name."""
         self.runs: dict[int, int] = {}
-        """Of windows: consecutive blocks that are held up to this one, as many as a hit needs at most; a run that
+        """Consecutive blocks of a window that are held up to this one, as many as a hit needs at most; a run that
         begins with the prompt counts as long enough."""
 
     def hold(self, name: int) -> bool:
@@ -77,7 +77,7 @@ class GroupHoldings:
         self.main = main
         """The number of the main group."""
         self.block_tokens = block_tokens
-        """Of the main group."""
+        """The size of a block of the main group."""
         self._alike: dict[CacheGroup, _Alike] = {}
         self._of_group: dict[int, _Alike] = {}
         self._links: dict[int, tuple[int | None, int]] = {}

@@ -1,5 +1,5 @@
 -- What tiers behind an instance's device are believed to hold: block hashes by the time of their last use, each tier a
--- key of its own. A tier is followed by its size; its engine's events add and remove blocks (statestore/pool/tiers.py).
+-- key of its own. A tier is followed by its size.
 local decoded = require('shared.decoded')
 local kv = require('shared.kv')
 local ipairs, pairs, unpack = ipairs, pairs, unpack
@@ -84,11 +84,11 @@ end
 
 -- What is loaded on each of some instances, as a placement replies it.
 local function text_of(loads)
-  local told = {}
+  local texts = {}
   for id, load in pairs(loads) do
-    told[#told + 1] = format('"%s":[%d,%.17g,%d]', id, load.blocks, load.load_s, load.most_tokens)
+    texts[#texts + 1] = format('"%s":[%d,%.17g,%d]', id, load.blocks, load.load_s, load.most_tokens)
   end
-  return '{' .. concat(told, ',') .. '}'
+  return '{' .. concat(texts, ',') .. '}'
 end
 
 return { found_blocks = found_blocks, cheapest_load = cheapest_load, stamp_chain = stamp_chain, text_of = text_of }
