@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.prompts.prompt import read_prompt, sent_prompt
+from dualmap.router.prompts.prompt import PromptTokenizer, read_prompt, sent_prompt
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.tokens import NoTokenizerError, build_tokenizer
@@ -20,18 +20,17 @@ from dualmap.scheduling.state.view import ClusterView
 BODY = {"messages": [{"role": "user", "content": "How many tokens? " * 20}]}
 
 
-async def test_a_pool_with_a_folder_of_files_counts_by_them_and_one_without_estimates(model_folder: Path) -> None:
+def built(folder: Path | None) -> PromptTokenizer | None:
+    """The tokenizer of a pool with this folder."""
     metrics = RouterMetrics(["default"]).pools["default"]
+    settings = PoolSettings(tokenizer=folder)
+    return build_tokenizer(settings, RouterSettings(), metrics, view=ClusterView, learned=Learned, clock=RealClock())
+
+
+async def test_a_pool_with_a_folder_of_files_counts_by_them_and_one_without_estimates(model_folder: Path) -> None:
     counts = []
     for folder in (model_folder, None):
-        tokenizer = build_tokenizer(
-            PoolSettings(tokenizer=folder),
-            RouterSettings(),
-            metrics,
-            view=ClusterView,
-            learned=Learned,
-            clock=RealClock(),
-        )
+        tokenizer = built(folder)
         read = await read_prompt(
             sent_prompt("/v1/chat/completions", BODY), model="m", lora=None, rule=BlockRule(16, 64),
             learned=Learned(), tokenizer=tokenizer,
@@ -55,31 +54,14 @@ def test_files_that_cannot_be_used_stop_the_start_by_name(
     for file in model_folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / name).write_text(content, encoding="utf-8")
-    metrics = RouterMetrics(["default"]).pools["default"]
     with pytest.raises(NoTokenizerError, match=complaint):
-        build_tokenizer(
-            PoolSettings(tokenizer=tmp_path),
-            RouterSettings(),
-            metrics,
-            view=ClusterView,
-            learned=Learned,
-            clock=RealClock(),
-        )
+        built(tmp_path)
 
 
 def test_missing_packages_are_named_with_their_remedy(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dualmap.router.tokens.find_spec", lambda library: None)
-    metrics = RouterMetrics(["default"]).pools["default"]
-
     with pytest.raises(NoTokenizerError, match=r"pip install .*transformers.*tokenizer: instances"):
-        build_tokenizer(
-            PoolSettings(tokenizer=model_folder),
-            RouterSettings(),
-            metrics,
-            view=ClusterView,
-            learned=Learned,
-            clock=RealClock(),
-        )
+        built(model_folder)
 
 
 def test_a_template_file_replaces_the_models_own(model_folder: Path, tmp_path: Path) -> None:
