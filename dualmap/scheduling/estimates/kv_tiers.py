@@ -102,7 +102,8 @@ def cheapest_load(
         ends_s = queued_s + slowest_s + left / tokens_per_s
         if ends_s < least_s or not tiers.takes_limits:
             least_s, best = ends_s, Load(blocks, slowest_s)
-    never = tiers.takes_limits and all(tier.price.token_s * tokens_per_s >= 1.0 for tier in tiers.tiers)
+    dear = [tier.price.token_s * tokens_per_s >= 1.0 for tier in tiers.tiers]
+    never = tiers.takes_limits and bool(dear) and all(dear)
     if best.blocks == blocks and not never:
         return best
     return Load(best.blocks, best.own_s, best.blocks * block_tokens)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dualmap.scheduling.estimates.kv_tiers import LoadPrice
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, InstanceTiers, LoadPrice, cheapest_load
 
 
 def test_a_load_costs_a_start_and_a_time_for_each_token_and_none_costs_nothing() -> None:
@@ -22,3 +22,7 @@ def test_a_load_costs_a_start_and_a_time_for_each_token_and_none_costs_nothing()
 def test_an_absurd_price_is_refused(start_s: float, token_s: float) -> None:
     with pytest.raises(ValueError, match="a load needs"):
         LoadPrice(start_s, token_s)
+
+
+def test_an_instance_without_tiers_loads_nothing_and_is_forbidden_nothing() -> None:
+    assert cheapest_load(InstanceTiers(), (), (100,), 16, 1000.0, 0.0) == NO_LOAD
