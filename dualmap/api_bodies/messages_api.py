@@ -27,12 +27,17 @@ Message = dict[str, Any]
 
 
 def chat_of_message(
-    body: Mapping[str, Any], *, system_first: bool = False, unthinking_effort: str = "none"
+    body: Mapping[str, Any],
+    *,
+    system_first: bool = False,
+    unthinking_effort: str = "none",
+    begins: list[int] | None = None,
 ) -> dict[str, Any]:
     """The chat completions body: those of its fields that a prompt depends on.
 
     ``system_first``: the model's template allows no system message but the first, so all become one.
     ``unthinking_effort``: the effort that the template is given where thinking is disabled.
+    ``begins`` gets, for each message of the body, the number of messages of the chat before those that it becomes.
 
     Raises:
         PromptError: ``messages`` or a part of it has the wrong shape.
@@ -46,6 +51,8 @@ def chat_of_message(
     for index, message in enumerate(given):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise PromptError(f"messages[{index}] must be an object with a role", f"messages[{index}]")
+        if begins is not None:
+            begins.append(len(messages) + bool(system))
         if message["role"] != "system":
             _add(messages, message, f"messages[{index}].content")
             continue

@@ -29,6 +29,7 @@ import xxhash
 from dualmap.api_bodies.errors import PromptError, TooManyPartsError
 from dualmap.api_bodies.json_body import write_json
 from dualmap.scheduling.prompts.blocks import IMAGE_MARK_BYTES, Piece, Prompt, TextPrompt, TokenPrompt, joined, size_of
+from dualmap.scheduling.values import value
 
 _MESSAGE = b"\xff"
 _FIELD = b"\xfe"
@@ -90,10 +91,24 @@ _KINDS: Final = (
 """Fields that say what a part without a ``type`` is, in the order in which vLLM looks for them."""
 
 
+@value
+class Place:
+    """A place between two messages of a rendered conversation, by what comes before it."""
+
+    pieces: int
+    parts: int
+    """Content parts."""
+
+
 def chat_prompt(
-    body: Mapping[str, Any], long_texts: LongTexts = _NO_LONG_TEXTS, *, max_parts: int = MAX_PARTS
+    body: Mapping[str, Any],
+    long_texts: LongTexts = _NO_LONG_TEXTS,
+    *,
+    max_parts: int = MAX_PARTS,
+    places: list[Place] | None = None,
 ) -> TextPrompt:
-    """The prompt of a chat completions body.
+    """The prompt of a chat completions body. ``places`` gets the place before each message, and the one
+    behind all.
 
     Raises:
         PromptError: ``messages`` is missing, empty or no array of objects with roles, or has too many parts.
@@ -105,7 +120,11 @@ def chat_prompt(
     rendering = _Rendering(long_texts, max_parts)
     rendering.add_leading(body)
     for index, message in enumerate(messages):
+        if places is not None:
+            places.append(rendering.place)
         rendering.add_message(message, index)
+    if places is not None:
+        places.append(rendering.place)
     return TextPrompt(
         rendering.pieces, rendering.media_at, tuple(rendering.image_ends), rendering.other_media, rendering.unread
     )
@@ -158,6 +177,10 @@ class _Rendering:
         self._long_texts = long_texts
         self._max_parts = max_parts
 
+    @property
+    def place(self) -> Place:
+        return Place(len(self.pieces), self._parts)
+
     def add_text(self, text: str) -> None:
         self.pieces.append(self._long_texts.get(text, text) if self._long_texts else text)
 
@@ -166,9 +189,9 @@ class _Rendering:
         if _LEADING_KEYS.isdisjoint(body):
             return
         present = {key: body[key] for key in _LEADING_KEYS if body.get(key) is not None}
-        for key, value in present.items():
-            if isinstance(value, list):
-                _check_count(value, key, self._max_parts)
+        for key, given in present.items():
+            if isinstance(given, list):
+                _check_count(given, key, self._max_parts)
         if present:
             self.unread = self.unread or not isinstance(present.get("tools", []), list)
             self.pieces.append(_sorted_json(present))

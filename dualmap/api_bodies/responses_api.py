@@ -28,8 +28,9 @@ _FREE_TEXT: Final = {
 Message = dict[str, Any]
 
 
-def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The chat completions body: those of its fields that a prompt depends on.
+def chat_of_response(body: Mapping[str, Any], *, begins: list[int] | None = None) -> dict[str, Any]:
+    """The chat completions body: those of its fields that a prompt depends on. ``begins`` gets, for each item, the
+    number of messages of the chat before it, one that it becomes a part of among them.
 
     Raises:
         PromptError: ``input`` or an item of it has the wrong shape.
@@ -45,6 +46,8 @@ def chat_of_response(body: Mapping[str, Any]) -> dict[str, Any]:
         for index, item in enumerate(given):
             if not isinstance(item, dict):
                 raise PromptError(f"input[{index}] must be an object", f"input[{index}]")
+            if begins is not None:
+                begins.append(len(messages) + len(items))
             _add(items, item, f"input[{index}]")
         messages += items
     else:

@@ -46,6 +46,7 @@ from dualmap.router.prompts.inference_request import (
     RESPONSES_PATH,
     SCHEDULED_PATHS,
     InferenceRequest,
+    SentPrompt,
     is_marked_for_another,
     is_response_of,
     storing_instance,
@@ -216,9 +217,9 @@ def read_inference_request(
         read = unread_request(request, request_id, error.reason)
         read.may_steer = without_pause(may_steer(request.body, trusts_transfers=trusts_transfers))
         return read
-    read = inference_request_of(
-        request, request_id, body, _NO_LONG_TEXTS, max_parts=max_parts, trusts_transfers=trusts_transfers
-    )
+    path = request.path
+    prompt = sent_prompt(path, body, max_parts=max_parts) if path in SCHEDULED_PATHS else None
+    read = inference_request_of(request, request_id, body, prompt, trusts_transfers=trusts_transfers)
     if doubled:
         read.doubled = doubled
     return read
@@ -320,19 +321,18 @@ def inference_request_of(
     request: ClientRequest,
     request_id: str,
     body: dict[str, Any],
-    long_texts: LongTexts,
+    prompt: SentPrompt | None,
+    long_texts: LongTexts = _NO_LONG_TEXTS,
     *,
-    max_parts: int,
     trusts_transfers: bool = False,
 ) -> InferenceRequest:
-    """The request of a client, read from its HTTP request and the object that its body is. No field of the body is
-    judged here: one that cannot be read counts as absent."""
+    """The request of a client, read from its HTTP request, the object that its body is and the prompt in it. No field
+    of the body is judged here: one that cannot be read counts as absent."""
     path, model, stream = request.path, body.get("model"), lax_bool(body.get("stream")) is True
     if path in CONTINUING_PATHS:
         _check_responses(request, body)
     if "request_id" in body:
         request_id = _id_in(request, body) or request_id
-    prompt = sent_prompt(path, body, long_texts, max_parts=max_parts) if path in SCHEDULED_PATHS else None
     read = InferenceRequest(
         request_id,
         model if isinstance(model, str) else "",

@@ -23,7 +23,6 @@ SALT_FIELDS: Final = frozenset({"cache_salt"})
 RULED_FIELDS: Final = MODEL_FIELDS | TOKEN_FIELDS | CLASS_FIELDS | SALT_FIELDS
 
 _NONE: Final[frozenset[str]] = frozenset()
-_MODEL: Final = b'"model"'
 _SELDOM: Final = CLASS_FIELDS | SALT_FIELDS
 _TOKENS_AND_SELDOM: Final = TOKEN_FIELDS | _SELDOM
 _QUOTED: Final = {name: b'"%b"' % name.encode() for name in RULED_FIELDS}
@@ -38,17 +37,20 @@ def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> froze
         UnreadableJsonError: it may have some, and is nested too deeply to say.
     """
     tenant = caller.tenant
-    suspected = b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None
-    if not suspected and (tenant.limits_models or tenant.models or tenant.pools):
-        suspected = raw.count(_MODEL) > 1
-    if not suspected:
-        for name in body.keys() & (_TOKENS_AND_SELDOM if tenant.limits_tokens else _SELDOM):
-            if raw.count(_QUOTED[name]) > 1:
-                break
-        else:
-            return _NONE
-    names = Counter(_names_of(raw))
-    return frozenset(name for name in RULED_FIELDS if names[name] > 1)
+    names = _TOKENS_AND_SELDOM if tenant.limits_tokens else _SELDOM
+    if tenant.limits_models or tenant.models or tenant.pools:
+        names |= MODEL_FIELDS
+    if not may_be_doubled(raw, body, names):
+        return _NONE
+    found = Counter(_names_of(raw))
+    return frozenset(name for name in RULED_FIELDS if found[name] > 1)
+
+
+def may_be_doubled(raw: bytes, body: Mapping[str, Any], names: frozenset[str]) -> bool:
+    """Whether the object, ``body`` as it was read, may have one of these ruled fields more than once."""
+    if b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None:
+        return True
+    return any(raw.count(_QUOTED[name]) > 1 for name in body.keys() & names)
 
 
 def _names_of(raw: bytes) -> list[str]:

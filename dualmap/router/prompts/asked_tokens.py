@@ -20,7 +20,7 @@ from dualmap.router.prompts.inference_request import (
     SentPrompt,
 )
 from dualmap.router.prompts.prompt import ReadPrompt, count_in, output_limit
-from dualmap.scheduling.prompts.blocks import TextPrompt
+from dualmap.scheduling.prompts.blocks import ContinuedText, TextPrompt
 
 BATCH_PATH: Final = "/v1/chat/completions/batch"
 GENERATE_PATH: Final = "/inference/v1/generate"
@@ -90,7 +90,7 @@ def completed_prompts(body: Mapping[str, Any]) -> int:
 def prompt_bound(sent: SentPrompt, read: ReadPrompt) -> int:
     """The most tokens that the prompt of a scheduled request may have: those that were counted, else its bytes. What a
     template adds beyond the text of messages, and media, are estimated."""
-    if read.count is None and isinstance(sent.prompt, TextPrompt):
+    if read.count is None and isinstance(sent.prompt, TextPrompt | ContinuedText):
         return max(read.tokens, read.stored_tokens + sent.prompt.size)
     return read.tokens
 

@@ -13,8 +13,9 @@ from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.prompt import LongTexts
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.errors import RouterError
+from dualmap.router.prompts.known_bodies import HashedText
 from dualmap.router.telemetry.trace_context import TraceContext
-from dualmap.scheduling.prompts.blocks import Prompt, TextPrompt
+from dualmap.scheduling.prompts.blocks import ContinuedText, Prompt, TextPrompt
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record, value
 
@@ -127,7 +128,7 @@ class AskedTokens:
 class SentPrompt:
     """A scheduled request's statement about its prompt, for any pool."""
 
-    prompt: Prompt
+    prompt: Prompt | ContinuedText
     salt: str | None
     """Requests that differ in it share no KV cache."""
     teaches: bool
@@ -140,11 +141,16 @@ class SentPrompt:
     instance has stored."""
     pooled: bool = False
     """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
+    whole: Callable[[], SentPrompt] | None = None
+    """Reads the whole of a prompt of which the beginning is known by its blocks alone."""
+    hashed: Callable[[HashedText], None] | None = None
+    """Is called with the blocks of its text, to keep them for the conversation's next turn."""
 
     @property
     def text_bytes(self) -> int | None:
         """Length of the rendered text; None where nothing can be learned from it."""
-        return self.prompt.size if self.teaches and isinstance(self.prompt, TextPrompt) else None
+        text = isinstance(self.prompt, TextPrompt | ContinuedText)
+        return self.prompt.size if self.teaches and text else None  # type: ignore[union-attr]
 
     @property
     def images(self) -> int:

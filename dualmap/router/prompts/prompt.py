@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
@@ -23,11 +24,13 @@ from dualmap.router.prompts.inference_request import (
     SentPrompt,
     TokenSource,
 )
+from dualmap.router.prompts.known_bodies import HashedText
 from dualmap.router.steps import in_steps
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import (
     BlockRule,
+    ContinuedText,
     Prompt,
     TextPrompt,
     cache_seed,
@@ -167,20 +170,29 @@ def sent_prompt(
     except (PromptError, UnreadableJsonError, RecursionError) as error:
         log.debug("a request of %s is passed on: %s", path, error)
         return None
-    if prompt is None:
-        return None
-    salt = body.get("cache_salt")
+    return None if prompt is None else sent_as(path, body, prompt, long_texts)
+
+
+def sent_as(
+    path: str, body: Mapping[str, Any], prompt: Prompt, long_texts: LongTexts = _NO_LONG_TEXTS
+) -> SentPrompt | None:
+    """The prompt of a body, which was rendered; None where it is empty."""
+    pooled, salt = path in POOLED_PATHS, body.get("cache_salt")
     source, teaches = None, False
     if isinstance(prompt, TextPrompt):
         if prompt.is_empty:
             return None
-        known = _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
-        if known and not pooled and not prompt.unread:
+        if shows_its_text(body) and not pooled and not prompt.unread:
             if not isinstance(body.get("prompt"), list):
                 source = TokenSource(path, body, long_texts, prompt)
             teaches = not prompt.other_media
     limit = output_limit(path, body)
     return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled)
+
+
+def shows_its_text(body: Mapping[str, Any]) -> bool:
+    """Whether an engine sees what the body has, no more and no less."""
+    return _UNKNOWN_TEXT.isdisjoint(body) or all(body.get(name) is None for name in _UNKNOWN_TEXT)
 
 
 def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts: int) -> Prompt:
@@ -207,16 +219,26 @@ async def read_prompt(
     blocks if there is a tokenizer, and it answers in time."""
     limit = sent.output_limit
     expected = expected_answer_tokens(learned.answer_tokens, limit)
+    seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
+    prompt = sent.prompt
+    if isinstance(prompt, ContinuedText):
+        if tokenizer is None and not sent.pooled and rule.goes_on(prompt.begins, seed):
+            chain = rule.continued(prompt, learned.bytes_per_token)
+            _keep(sent, rule, seed, chain, prompt.begins.blocks * rule.block_bytes, prompt.data)
+            return ReadPrompt(chain, sent.text_bytes, expected, limit)
+        assert sent.whole is not None
+        sent = replace(sent.whole(), pooled=sent.pooled, salt=sent.salt)
+        prompt = sent.prompt
+        assert not isinstance(prompt, ContinuedText)
     if sent.pooled:
-        return ReadPrompt(uncached_chain(sent.prompt, learned.bytes_per_token), None, expected, limit)
-    unrendered = Unrendered.UNSET if isinstance(sent.prompt, TextPrompt) and sent.prompt.has_media else None
+        return ReadPrompt(uncached_chain(prompt, learned.bytes_per_token), None, expected, limit)
+    unrendered = Unrendered.UNSET if isinstance(prompt, TextPrompt) and prompt.has_media else None
     if tokenizer is not None:
         tokenized = await tokenizer.tokenize(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized.chain is not None:
             return _tokenized(tokenized, tokenized.chain, sent, expected, learned)
         unrendered = tokenized.unrendered
-    seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
-    prompt, images = sent.prompt, 0
+    images = 0
     if isinstance(prompt, TextPrompt) and prompt.image_ends:
         images = len(prompt.image_ends)
         prompt = with_images(prompt, learned.image_tokens, learned.bytes_per_token)
@@ -225,7 +247,15 @@ async def read_prompt(
     else:
         extras = BlockExtras.of(lora, sent.salt)
         chain = await in_steps(rule.chain_in_steps(prompt, seed, learned.bytes_per_token, extras))
+    if isinstance(prompt, TextPrompt):
+        _keep(sent, rule, seed, chain, 0, prompt.data)
     return ReadPrompt(chain, sent.text_bytes, expected, limit, images=images, unrendered=unrendered)
+
+
+def _keep(sent: SentPrompt, rule: BlockRule, seed: int, chain: Chain, before: int, data: bytes) -> None:
+    """Keep the blocks of a conversation for its next turn."""
+    if sent.hashed is not None:
+        sent.hashed(HashedText(seed, rule.block_bytes, chain.hashes, before, data))
 
 
 def _tokenized(

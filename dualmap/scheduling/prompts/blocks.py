@@ -85,6 +85,11 @@ class TextPrompt:
         return self._size
 
     @property
+    def pieces(self) -> Sequence[Piece]:
+        """Those that it is made of, before its bytes were read."""
+        return self._pieces
+
+    @property
     def is_empty(self) -> bool:
         return not (self._data or any(self._pieces))
 
@@ -132,7 +137,42 @@ class TokenPrompt:
     token_ids: array[int]
 
 
+@value
+class KnownText:
+    """The beginning of a text, of which the hashes of its full blocks are known, and the bytes behind the last one."""
+
+    seed: int
+    block_bytes: int
+    hashes: array[int]
+    """They may be more."""
+    blocks: int
+    """The number of full blocks, one at least."""
+    rest: bytes
+    """The bytes behind them: fewer than a block has."""
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.block_bytes + len(self.rest)
+
+
+class ContinuedText:
+    """A text without media, whose beginning is known."""
+
+    __slots__ = ("begins", "data")
+
+    def __init__(self, begins: KnownText, pieces: Sequence[Piece]) -> None:
+        self.begins = begins
+        self.data = begins.rest + joined(pieces)
+        """The bytes of the text behind the known blocks."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the text."""
+        return self.begins.blocks * self.begins.block_bytes + len(self.data)
+
+
 Prompt = TextPrompt | TokenPrompt
+SentText = TextPrompt | ContinuedText
 
 
 _FILLER = b"\xfd"
@@ -190,6 +230,20 @@ class BlockRule:
             return engine_chain(prompt.token_ids, self.token_block_tokens, extras)
         data, block_bytes = prompt.data, self.block_bytes
         return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
+
+    def goes_on(self, begins: KnownText, seed: int) -> bool:
+        """Whether the blocks of a text's beginning are those of this rule and seed."""
+        return begins.seed == seed and begins.block_bytes == self.block_bytes
+
+    def continued(self, text: ContinuedText, bytes_per_token: float) -> Chain:
+        """The chain of a text whose beginning ``goes_on``: equal to that of the whole text."""
+        begins, block_bytes = text.begins, self.block_bytes
+        known = begins.hashes[: begins.blocks]
+        more, tail = _prefix_hashes(text.data, known[-1], block_bytes)
+        hashed: Hashed = (*known, *more), tail
+        if len(text.data) < block_bytes:  # they fill no block, and are no prompt of their own
+            hashed = tuple(known), more[0] if text.data else None
+        return _text_chain(hashed, text.size, block_bytes, bytes_per_token)
 
     def chain_in_steps(
         self, prompt: Prompt, seed: int, bytes_per_token: float, extras: BlockExtras = NO_EXTRAS

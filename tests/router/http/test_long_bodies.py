@@ -50,9 +50,10 @@ def read(reader: LongBodies, path: str, body: object) -> Any:
 
 
 def apart_from_source(prompt: SentPrompt | None) -> SentPrompt:
-    """The prompt without the fields that its tokens are computed from, whose long texts have other names."""
+    """The prompt without the fields that its tokens are computed from, whose long texts have other names, and without
+    what is kept of it."""
     assert prompt is not None
-    return replace(prompt, source=None)
+    return replace(prompt, source=None, hashed=None)
 
 
 @pytest.mark.parametrize(

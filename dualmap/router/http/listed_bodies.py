@@ -1,0 +1,150 @@
+"""Reading JSON bodies with a list of messages by stretches, from where a former body is known to end.
+
+What is read here is read exactly as by ``scan_json`` and one parse of the whole (``router.http.long_bodies``), but for
+a third of the time: no string is looked at but by the reader of JSON, and upper bounds are counted. A body with a
+string of 64 KB, one that may be beyond the bounds, or any other that does not come apart is left to those.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.listed_json import (
+    JsonBound,
+    UnlistedError,
+    bound_of,
+    frame_bytes,
+    items_begin,
+    next_item,
+    read_frame,
+    stretches,
+)
+from dualmap.router.http.admission import LONG_BODY_BYTES, content_encoding, inference_request_of
+from dualmap.router.http.body_edits import json_model_span
+from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
+from dualmap.router.http.long_json import scan_json
+from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.known_bodies import KnownBodies, ListHashes, Mark
+from dualmap.router.prompts.listed_prompt import LISTS, ItemEnd, ListedBody, listed_prompt
+from dualmap.scheduling.values import value
+
+_ONLY: Final = secrets.token_hex(16)
+
+_VALUE_BYTES: Final = 200
+_TEXT_FACTOR: Final = 5
+"""Upper bounds of the memory of a value, and of text by its bytes."""
+
+
+@value
+class Listing:
+    """A body whose list was found."""
+
+    name: str
+    begin: int
+    """The place of its first item."""
+    hashes: ListHashes
+    marks: Sequence[Mark]
+    """Those that it has, the longest first."""
+
+    def is_short(self, mark: Mark) -> bool:
+        """Whether what is not known reads like a short body."""
+        return self.begin + len(self.hashes) - mark.end <= LONG_BODY_BYTES
+
+
+class ListedBodies:
+    """Reads bodies, and keeps what it learns of them."""
+
+    def __init__(
+        self, known: KnownBodies, *, max_json_values: int, max_json_bytes: int, max_prompt_parts: int,
+        trusts_transfers: bool,
+    ) -> None:  # fmt: skip
+        self._known = known
+        self._max_json_values = max_json_values
+        self._max_json_bytes = max_json_bytes
+        self._max_prompt_parts = max_prompt_parts
+        self._trusts_transfers = trusts_transfers
+
+    def find(self, request: ClientRequest) -> Listing | None:
+        """The list of a body; None where it is none to be read here."""
+        body, name = request.body, LISTS.get(request.path)
+        if name is None or len(body) > self._max_json_bytes or content_encoding(request) is not None:
+            return None
+        try:
+            begin = items_begin(body, name)
+        except UnlistedError:
+            return None
+        tenant = "" if request.caller is None else request.caller.tenant.name
+        hashes = ListHashes(body, begin, tenant, request.path)
+        return Listing(name, begin, hashes, [*self._known.find(hashes)])
+
+    def forget(self, mark: Mark) -> None:
+        """Forget what is known of a list, which is of no use."""
+        self._known.forget(mark.run)
+
+    def read(
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None
+    ) -> Generator[int, None, InferenceRequest]:
+        """The request, from a mark on, in steps: each yields an upper bound of the memory that it took.
+
+        Raises:
+            UnlistedError: it is not to be read so.
+        """
+        body, begin = request.body, listing.begin
+        at = begin if start is None else next_item(body, begin + start.end)
+        if at is None:
+            raise UnlistedError("nothing is new")
+        bound = JsonBound()
+        items: list[Any] = []
+        ends: list[ItemEnd] = []
+        for stretch in stretches(body, at):
+            items += stretch.items
+            bound += stretch.bound
+            ends.append(ItemEnd(len(items), stretch.end - begin, bound))
+            yield _TEXT_FACTOR * (stretch.end - at) + _VALUE_BYTES * stretch.bound.values
+            at = stretch.end
+        frame = frame_bytes(body, begin, at, _ONLY)
+        fields = read_frame(frame, listing.name, _ONLY)
+        fields[listing.name] = items
+        bound += bound_of(frame) if start is None else bound_of(frame) + start.counted.bound
+        if bound.values + bound.commas // 10 > self._max_json_values:
+            raise UnlistedError("it may be beyond the bounds")
+        found = listed_prompt(ListedBody(request.path, fields, ends, start), max_parts=self._max_prompt_parts)
+        yield _TEXT_FACTOR * len(frame)
+        read = inference_request_of(
+            request, request_id, fields, None if found is None else found.sent, trusts_transfers=self._trusts_transfers
+        )
+        read.model_span = _model_span(frame, fields, begin, len(body) - len(frame))
+        if may_be_doubled(frame, fields, RULED_FIELDS):
+            read.doubled = yield from _doubled(frame)
+        if found is not None:
+            if start is not None:
+                self._known.use(start)
+            if found.marks:
+                found.sent.hashed = partial(self._known.keep, listing.hashes, found.head, start, found.marks)
+        return read
+
+
+def _model_span(frame: bytes, fields: Mapping[str, Any], begin: int, left_out: int) -> tuple[int, int] | None:
+    """The span of the model's name in a body, of which so many bytes behind ``begin`` are not in the frame."""
+    if not isinstance(fields.get("model"), str):
+        return None
+    start, end = json_model_span(frame)
+    return (start, end) if start < begin else (start + left_out, end + left_out)
+
+
+def _doubled(frame: bytes) -> Generator[int, None, frozenset[str]]:
+    scan = scan_json(frame, max_values=len(frame), max_short_bytes=len(frame))
+    while True:
+        try:
+            next(scan)
+        except StopIteration as end:
+            found: frozenset[str] = end.value.doubled
+            return found
+        except UnreadableJsonError as error:
+            raise UnlistedError(error.reason) from error
+        yield 0

@@ -1,0 +1,137 @@
+"""The prompt of a body whose list of messages was read by stretches: of all of them, or of those behind a mark.
+
+The result is the one that ``router.prompts.prompt`` has for the whole body, to the last digit, or ``UnlistedError``: a
+prompt with media, or with parts of an unknown form, is none to go on from, and what would make it another one for the
+sake of later messages is looked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import xxhash
+
+from dualmap.api_bodies.errors import PromptError
+from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.listed_json import JsonBound, UnlistedError
+from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.prompt import Place, chat_prompt
+from dualmap.api_bodies.responses_api import chat_of_response
+from dualmap.router.prompts.inference_request import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, SentPrompt
+from dualmap.router.prompts.known_bodies import Counted, Mark, NewMark
+from dualmap.router.prompts.prompt import output_limit, sent_as, shows_its_text
+from dualmap.scheduling.prompts.blocks import ContinuedText, Piece, joined, size_of
+from dualmap.scheduling.values import value
+
+LISTS: Final = {CHAT_PATH: "messages", MESSAGES_PATH: "messages", RESPONSES_PATH: "input"}
+"""The list of messages, by the path of the API."""
+
+
+@value
+class ItemEnd:
+    """A place behind an item."""
+
+    items: int
+    """Items before it, of those that were read."""
+    end: int
+    """Bytes of the list up to there."""
+    bound: JsonBound
+    """Of the items that were read before it."""
+
+
+@value
+class ListedBody:
+    """A body that was read by stretches."""
+
+    path: str
+    fields: Mapping[str, Any]
+    """Its fields; the list has the items that were read."""
+    ends: Sequence[ItemEnd]
+    start: Mark | None
+    """Where reading began; None: at the first item."""
+
+
+@value
+class ListedPrompt:
+    """The prompt of such a body, and what can be kept of it."""
+
+    sent: SentPrompt
+    head: int
+    """Hash of what the prompt has before the list."""
+    marks: Sequence[NewMark]
+
+
+def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
+    """The prompt; None where the body has none that can be read, such as a conversation with too many parts.
+
+    Raises:
+        UnlistedError: what is behind the mark does not continue what is before it.
+    """
+    places: list[Place] = []
+    try:
+        chat, begins = _chat_of(body)
+        prompt = chat_prompt(chat, max_parts=max_parts, places=places)
+    except (PromptError, UnreadableJsonError, RecursionError) as error:
+        if body.start is None:
+            return None
+        raise UnlistedError(str(error)) from error
+    pieces, messages = prompt.pieces, chat["messages"]
+    begins.append(len(messages))
+    head = places[begins[0]].pieces
+    digest = xxhash.xxh3_128_intdigest(joined(pieces[:head]))
+    plain = not (prompt.has_media or prompt.unread)
+    start = body.start
+    if start is None:
+        sent = sent_as(body.path, body.fields, prompt)
+        marks = [*_marks(body, messages, begins, places, pieces)] if plain else []
+        return None if sent is None else ListedPrompt(sent, digest, marks)
+    known = start.counted
+    if (
+        not plain
+        or digest != start.run.head
+        or len(messages) + known.messages > max_parts
+        or places[-1].parts + known.parts > max_parts
+    ):
+        raise UnlistedError("it is not what was known, continued")
+    salt = body.fields.get("cache_salt")
+    sent = SentPrompt(
+        ContinuedText(start.known, pieces[head:]),
+        salt if isinstance(salt, str) else None,
+        shows_its_text(body.fields),
+        output_limit(body.path, body.fields),
+    )
+    return ListedPrompt(sent, digest, [*_marks(body, messages, begins, places, pieces[head:])])
+
+
+def _chat_of(body: ListedBody) -> tuple[Mapping[str, Any], list[int]]:
+    """The chat, and for each item the number of its messages before it."""
+    begins: list[int] = []
+    if body.path == MESSAGES_PATH:
+        return chat_of_message(body.fields, begins=begins), begins
+    if body.path == RESPONSES_PATH:
+        return chat_of_response(body.fields, begins=begins), begins
+    return body.fields, [*range(len(body.fields["messages"]))]
+
+
+def _marks(
+    body: ListedBody, chat: Sequence[Mapping[str, Any]], begins: Sequence[int], places: Sequence[Place],
+    pieces: Sequence[Piece],
+) -> Iterator[NewMark]:  # fmt: skip
+    """The places behind items at which marks may be set: those behind which nothing changes what is before them.
+    ``pieces`` are those of the prompt that is not known."""
+    start, items, head = body.start, body.fields[LISTS[body.path]], places[begins[0]]
+    known, size = (Counted(), 0) if start is None else (start.counted, start.known.size)
+    skipped = 0 if start is None else head.pieces
+    checked = counted = 0
+    for each in body.ends:
+        if body.path == MESSAGES_PATH and any(item["role"] == "system" for item in items[checked : each.items]):
+            return  # it may change the tools, which stand before all messages
+        checked, before = each.items, begins[each.items]
+        if body.path == RESPONSES_PATH and chat[before - 1]["role"] == "assistant":
+            continue  # the next item may become a part of it
+        place = places[before]
+        size += size_of(pieces[counted : place.pieces - skipped])
+        counted = place.pieces - skipped
+        more = Counted(each.items, before - begins[0], place.parts - head.parts, each.bound)
+        yield NewMark(each.end, size, known + more)

@@ -1,0 +1,126 @@
+"""A JSON object that is read as a frame and stretches is the object that was sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dualmap.api_bodies import listed_json
+from dualmap.api_bodies.listed_json import (
+    LONG_STRING_BYTES,
+    JsonBound,
+    UnlistedError,
+    bound_of,
+    frame_bytes,
+    items_begin,
+    next_item,
+    read_frame,
+    stretches,
+)
+
+
+def read(body: bytes, begin: int | None = None) -> tuple[dict[str, Any], JsonBound]:
+    """The object, its list read from an item on."""
+    start = items_begin(body, "messages")
+    items, bound, end = [], JsonBound(), start
+    for stretch in stretches(body, start if begin is None else begin):
+        items += stretch.items
+        bound, end = bound + stretch.bound, stretch.end
+    frame = frame_bytes(body, start, end, "only")
+    fields = read_frame(frame, "messages", "only")
+    fields["messages"] = items
+    return fields, bound + bound_of(frame)
+
+
+TEXTS = st.text('ab"\\{}[],: \né—\U0001f600', max_size=12)
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-5, 5), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXTS, inner, max_size=3)),
+    max_leaves=6,
+)
+ITEMS = st.lists(st.dictionaries(TEXTS, VALUES, max_size=3), min_size=1, max_size=12)
+SEPARATORS = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:")])
+
+
+def counted(value: Any) -> int:
+    """Objects, arrays and strings."""
+    if isinstance(value, dict):
+        return 1 + sum(1 + counted(each) for each in value.values())
+    return 1 + sum(map(counted, value)) if isinstance(value, list) else int(isinstance(value, str))
+
+
+@given(ITEMS, st.dictionaries(TEXTS, VALUES), st.dictionaries(TEXTS, VALUES), SEPARATORS, st.integers(1, 80))
+@example([{"a": "},{"}, {"b": [{"c": 1}, {"d": 2}]}], {}, {"tools": [{"x": 1}, {"y": 2}]}, (",", ":"), 1)
+@example([{"a": "},{"}], {}, {"tools": [{"x": 1}, {"y": 2}]}, (",", ":"), 10)
+def test_an_object_is_what_its_parts_are(
+    items: list[Any], before: dict[str, Any], behind: dict[str, Any], separators: tuple[str, str], step: int
+) -> None:
+    whole = {**before, "messages": items, **behind}
+    body = json.dumps(whole, ensure_ascii=False, separators=separators).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listed_json, "STRETCH_BYTES", step)
+        found, bound = read(body)
+        begins = items_begin(body, "messages")
+        ends = [stretch.end for stretch in stretches(body, begins)]
+        later = [(at, read(body, at)[0]) for end in ends if (at := next_item(body, end)) is not None]
+    assert (found, [*found]) == (orjson.loads(body), [*orjson.loads(body)])
+    assert bound.values >= counted(whole)
+    assert bound.commas >= body.count(b",")
+    for at, rest in later:
+        assert rest["messages"] == orjson.loads(b"[" + body[at : ends[-1]] + b"]")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"model":"m"}',
+        b'{"messages":[]}',
+        b'{"messages":[{"a":1}',
+        b'{"messages":[{"a":1}]',
+        b'{"messages":[{"a":1},]}',
+        b'{"messages":[{"a":1}]}}',
+        b'{"messages":[{"a":NaN}]}',
+        b'{"messages":[{"a":"\\ud800"}]}',
+        b'{"messages":[{"a":"\xff"}]}',
+        b'["messages":[{"a":1}]]',
+        b'{"x":{"messages":[{"a":1}]}}',
+        b'{"x":{"messages":[{"a":1}]},"messages":[{"b":1}]}',
+        b'{"messages":[{"a":1}],"messages":[{"b":1}]}',
+        b'{"messages":[{"a":1}],"m\\u0065ssages":[{"b":1}]}',
+        b'{"a":"\\"messages":[{"b":1}]}',
+        b'{"messages":[{"a":1}],"messages":["other"]}',
+    ],
+)
+def test_what_is_no_object_with_one_such_list_does_not_come_apart(body: bytes) -> None:
+    with pytest.raises(UnlistedError):
+        read(body)
+
+
+@pytest.mark.parametrize("text", ["x" * (LONG_STRING_BYTES - 1), '"' * (LONG_STRING_BYTES // 2 - 1)])
+@pytest.mark.parametrize("place", ["messages", "system"])
+def test_a_string_of_64_kb_is_not_read_here(text: str, place: str) -> None:
+    def body(text: str) -> bytes:
+        parts = {"messages": [{"a": "short"}], "system": ""} | {place: [{"a": text}] if place == "messages" else text}
+        return json.dumps(parts, separators=(",", ":")).encode()
+
+    if "x" in text:
+        assert read(body(text))[0] == orjson.loads(body(text))
+    with pytest.raises(UnlistedError):
+        read(body(text + text[:2]))
+
+
+def test_nesting_that_the_reader_of_json_may_refuse_is_not_read_here() -> None:
+    with pytest.raises(UnlistedError):
+        read(b'{"messages":[{"a":%b1%b}]}' % (b"[" * 1000, b"]" * 1000))
+
+
+def test_wrong_places_are_tried_so_often_and_no_more() -> None:
+    parts = [{"type": "text", "text": "x" * 100}] * 3000
+    body = json.dumps({"messages": [{"content": parts}, {"content": "y"}]}, separators=(",", ":")).encode()
+    with pytest.raises(UnlistedError):
+        read(body)
