@@ -333,6 +333,7 @@ class BlindMachine:
     to_send = Leg.WHOLE
     tries = 1
     is_decoded = is_evictable = False
+    max_load_tokens: int | None = None
 
     def __init__(self, request: InferenceRequest, target: InstanceSpec) -> None:
         self.request_id = request.request_id
