@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from dualmap.cli.errors import CommandError
 from dualmap.cli.fleet_folder import write_pid
@@ -36,13 +36,77 @@ class ChildSpec:
     """Time until it is started again for the first time."""
 
 
+class Process(Protocol):
+    """A process, as far as its supervisor uses one: ``asyncio.subprocess.Process``, or a fork."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    async def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Starter(Protocol):
+    """How children are started. They end with it, however it ends, and sit in sessions of their own, so a Ctrl-C in the
+    terminal reaches only this process, which then stops them in order."""
+
+    @property
+    def ended(self) -> asyncio.Event:
+        """Set once it can start no other child, and all that it started have ended."""
+        ...
+
+    async def start(self, words: Sequence[str], log: Path) -> Process:
+        """A process that runs these words, and prints to the end of ``log``."""
+        ...
+
+    def close(self) -> None:
+        """Start no more; those that still run end."""
+        ...
+
+
+class Commands:
+    """Starts each child as a command: ``command`` with its words.
+
+    ``-P`` keeps the current folder off the module path, where a file of the user's, such as click.py, would be taken
+    for the package of that name.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str], command: Sequence[str] = (sys.executable, "-P", "-m", "dualmap")
+    ) -> None:
+        self._command = tuple(command)
+        self._read_end, self._write_end = os.pipe()
+        self._environment = {**environment, PARENT_PIPE_VARIABLE: str(self._read_end)}
+        self.ended = asyncio.Event()
+
+    async def start(self, words: Sequence[str], log: Path) -> Process:
+        with log.open("ab") as out:
+            return await asyncio.create_subprocess_exec(
+                *self._command,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=self._environment,
+                pass_fds=(self._read_end,),
+                start_new_session=True,
+            )
+
+    def close(self) -> None:
+        for descriptor in (self._read_end, self._write_end):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
 @dataclass(slots=True)
 class Child:
     """A child as it runs now."""
 
     spec: ChildSpec
     log: Path
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
     restarts: int = 0
     keeper: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -58,28 +122,11 @@ class Child:
 
 
 class ProcessGroup:
-    """The children of one fleet: ``command`` with each one's arguments.
+    """The children of one fleet. In ``directory`` each has a ``NAME.log`` with what it prints and a ``NAME.pid``."""
 
-    In ``directory`` each has a ``NAME.log`` with what it prints and a ``NAME.pid``.
-
-    ``-P`` keeps the current folder off the module path, where a file of the user's, such as click.py, would be taken
-    for the package of that name.
-
-    Children sit in sessions of their own, so a Ctrl-C in the terminal reaches only this process, which then stops
-    them in order; if this process is killed outright they end by themselves (see ``cli.parent``).
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        environment: Mapping[str, str],
-        say: Callable[[str], None],
-        command: Sequence[str] = (sys.executable, "-P", "-m", "dualmap"),
-    ) -> None:
-        self._command = tuple(command)
+    def __init__(self, directory: Path, starter: Starter, say: Callable[[str], None]) -> None:
         self._directory = directory
-        self._read_end, self._write_end = os.pipe()
-        self._environment = {**environment, PARENT_PIPE_VARIABLE: str(self._read_end)}
+        self._starter = starter
         self._say = say
         self._settled = False
         self.children: list[Child] = []
@@ -119,22 +166,10 @@ class ProcessGroup:
                 if child.spec.stop_stage == stage and child.process and child.process.returncode is None
             ]
             await _end(processes, stage_timeout_s, at_once)
-        for descriptor in (self._read_end, self._write_end):
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        self._starter.close()
 
     async def _spawn(self, child: Child) -> None:
-        with child.log.open("ab") as log:
-            child.process = await asyncio.create_subprocess_exec(
-                *self._command,
-                *child.spec.arguments,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment,
-                pass_fds=(self._read_end,),
-                start_new_session=True,
-            )
+        child.process = await self._starter.start(child.spec.arguments, child.log)
         write_pid(child.log.parent, child.log.stem, child.process.pid)
 
     async def _keep(self, child: Child) -> None:
@@ -142,7 +177,7 @@ class ProcessGroup:
         while child.process is not None:
             started_s = time.monotonic()
             code = await child.process.wait()
-            if not self._settled:
+            if not self._settled or self._starter.ended.is_set():
                 return
             if time.monotonic() - started_s > _HEALTHY_AFTER_S:
                 delay_s = child.spec.restart_after_s
@@ -164,7 +199,7 @@ def how_it_ended(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-async def _end(processes: Sequence[asyncio.subprocess.Process], timeout_s: float, at_once: asyncio.Event) -> None:
+async def _end(processes: Sequence[Process], timeout_s: float, at_once: asyncio.Event) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()

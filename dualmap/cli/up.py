@@ -17,16 +17,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dualmap.cli.errors import of_store
+from dualmap.cli.errors import CommandError, of_store
 from dualmap.cli.figures import FleetCounts, RecentCounts, ReplicaCounts, fleet_figures
 from dualmap.cli.fleet_folder import CONFIG, fleet_folder, running_fleets
 from dualmap.cli.fleet_plan import STOP_INSTANCES, FleetPlan, FleetSize, plain, plan_fleet
+from dualmap.cli.fork_server import can_fork, fork_server
 from dualmap.cli.hang_watch import hung_ones_killed
 from dualmap.cli.instance_trust import instance_trust
 from dualmap.cli.live_status import LiveStatus
+from dualmap.cli.main import main
 from dualmap.cli.parent import end_with_parent
 from dualmap.cli.private_store import private_store
-from dualmap.cli.processes import ProcessGroup
+from dualmap.cli.processes import Commands, ProcessGroup, Starter
 from dualmap.cli.readiness import Readiness
 from dualmap.cli.settings import Settings
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, autoscale_of
@@ -38,6 +40,17 @@ _STATUS_INTERVAL_S = 1.0
 _LINE_EVERY = 10
 _LISTED_INSTANCES = 8
 _PROBE_TIMEOUT_S = 2.0
+
+CHILDREN_IMPORT = (
+    "uvloop",
+    "dualmap.cli.serve_router",
+    "dualmap.router.serving.serve",
+    "dualmap.cli.serve_worker",
+    "dualmap.workers.serve",
+    "dualmap.cli.serve_emulator",
+    "dualmap.simulation.emulator.serve",
+)
+"""The modules that its children need, each with all that it imports."""
 
 SHORTHANDS = {
     "--policy": "scheduling.policy",
@@ -123,9 +136,22 @@ def _seconds(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
-    end_with_parent(os.environ)
-    with fleet_folder() as folder:
-        return asyncio.run(_up(arguments, settings, folder))
+    with _starter() as starter:
+        end_with_parent(os.environ)
+        with fleet_folder() as folder:
+            return asyncio.run(_up(arguments, settings, folder, starter))
+
+
+@contextlib.contextmanager
+def _starter() -> Iterator[Starter]:
+    """Starts the children: by forks where that is safe, as commands elsewhere."""
+    # Values of the environment are in the children's settings file; in a child they would override the file again.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
+    if can_fork():
+        with fork_server(CHILDREN_IMPORT, environment, main) as server:
+            yield server
+    else:
+        yield Commands(environment)
 
 
 class StopSignals:
@@ -147,7 +173,7 @@ class StopSignals:
         self.stopping.set()
 
 
-async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path) -> int:
+async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path, starter: Starter) -> int:
     signals = StopSignals()
     stopping = signals.stopping
     prefill, decode = arguments.prefill, arguments.decode
@@ -166,7 +192,7 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
         status.say("starting …")
         async with (
             _store(plan, directory, status) as (plan, store),
-            _children(plan, config, status, signals.at_once) as group,
+            _children(plan, config, starter, status, signals.at_once) as group,
         ):
             if await Readiness(plan, store, status.say).wait(arguments.ready_within_s, group.check, stopping):
                 group.settled()
@@ -179,10 +205,28 @@ async def _up(arguments: argparse.Namespace, settings: Settings, directory: Path
                     )
                 for warning in await unserved_models(plan):
                     status.say(warning)
-                async with hung_ones_killed(group.children, status.say):
+                async with hung_ones_killed(group.children, status.say), stopped_with(starter, stopping):
                     await show_until(stopping, plan, store, status, arguments.status_interval_s)
             status.say("stopping … (another Ctrl-C kills what still runs)")
     return 0
+
+
+@contextlib.asynccontextmanager
+async def stopped_with(starter: Starter, stopping: asyncio.Event) -> AsyncIterator[None]:
+    """Set ``stopping`` if the starter of the children ends within the context, and them with it.
+
+    Raises:
+        CommandError: that happened.
+    """
+    ends = asyncio.create_task(starter.ended.wait(), name="starter of children")
+    ends.add_done_callback(lambda _: stopping.set())
+    try:
+        yield
+    finally:
+        ended = ends.done()
+        ends.cancel()
+    if ended:
+        raise CommandError("the process that starts the fleet's other processes was killed, and they ended with it")
 
 
 @contextlib.asynccontextmanager
@@ -203,12 +247,10 @@ async def _store(plan: FleetPlan, directory: Path, status: LiveStatus) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def _children(
-    plan: FleetPlan, config: Path, status: LiveStatus, at_once: asyncio.Event
+    plan: FleetPlan, config: Path, starter: Starter, status: LiveStatus, at_once: asyncio.Event
 ) -> AsyncIterator[ProcessGroup]:
     write_config(plan, config)
-    # Values of the environment are in the file by now; in a child they would override the file again.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DUALMAP_")}
-    group = ProcessGroup(config.parent, environment, status.say)
+    group = ProcessGroup(config.parent, starter, status.say)
     try:
         await asyncio.gather(*(group.start(child) for child in plan.children))
         yield group

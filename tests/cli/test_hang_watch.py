@@ -15,7 +15,7 @@ import pytest
 
 from dualmap.cli.fleet_plan import free_ports
 from dualmap.cli.hang_watch import Patience, hung_ones_killed
-from dualmap.cli.processes import Child, ChildSpec, ProcessGroup
+from dualmap.cli.processes import Child, ChildSpec, Commands, ProcessGroup
 
 DEADLINE_S = 60.0
 IMPATIENT = Patience(every_s=0.02, answer_within_s=0.3, questions=3)
@@ -44,7 +44,7 @@ async def start(tmp_path: Path, said: list[str]) -> AsyncIterator[Callable[..., 
         async def start(more: str = "") -> Child:
             (port,) = free_ports(1)
             url = f"http://127.0.0.1:{port}/health"
-            group = ProcessGroup(tmp_path, os.environ, said.append, command=(sys.executable, "-c"))
+            group = ProcessGroup(tmp_path, Commands(os.environ, (sys.executable, "-c")), said.append)
             stack.push_async_callback(group.stop, 0.5, asyncio.Event())
             child = await group.start(ChildSpec("server", (SERVER.format(more=more), str(port)), 0, health_url=url))
             group.settled()

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from dualmap.cli.errors import CommandError
-from dualmap.cli.processes import ChildSpec, ProcessGroup
+from dualmap.cli.processes import ChildSpec, Commands, ProcessGroup, Starter
+from tests.support.fork_servers import executed_fork_server
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPER}"
@@ -30,9 +31,26 @@ def at_once() -> asyncio.Event:
     return asyncio.Event()
 
 
+@pytest.fixture(params=["commands", "forks"])
+def starter(request: pytest.FixtureRequest) -> Iterator[Starter]:
+    """Starts a child whose first word is its source."""
+    if request.param == "commands":
+        yield Commands(os.environ, (sys.executable, "-c"))
+    else:
+        with executed_fork_server(f"{__name__}:run_source") as server:
+            yield server
+
+
+def run_source(words: Sequence[str]) -> int:
+    exec(words[0], {})
+    return 0
+
+
 @pytest.fixture
-async def group(tmp_path: Path, said: list[str], at_once: asyncio.Event) -> AsyncIterator[ProcessGroup]:
-    group = ProcessGroup(tmp_path, os.environ, said.append, command=(sys.executable, "-c"))
+async def group(
+    tmp_path: Path, starter: Starter, said: list[str], at_once: asyncio.Event
+) -> AsyncIterator[ProcessGroup]:
+    group = ProcessGroup(tmp_path, starter, said.append)
     yield group
     await group.stop(0.5, at_once)
 
@@ -93,7 +111,7 @@ async def test_a_file_of_the_current_folder_is_not_taken_for_a_package(
     for name in ("click", "pydantic", "yaml", "uvicorn", "redis", "rich", "json", "logging"):
         (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the wrong {name}')")
     monkeypatch.chdir(tmp_path)
-    group = ProcessGroup(tmp_path, os.environ, said.append)
+    group = ProcessGroup(tmp_path, Commands(os.environ), said.append)
 
     child = await group.start(ChildSpec("settings", ("settings", "--json"), 0))
     assert child.process is not None
@@ -162,7 +180,7 @@ async def test_children_end_with_a_parent_that_is_killed_outright(tmp_path: Path
     parent_source = (
         "import asyncio, os, sys; from pathlib import Path; from dualmap.cli.processes import *\n"
         "async def main():\n"
-        "    group = ProcessGroup(Path(sys.argv[1]), os.environ, print, command=(sys.executable, '-c'))\n"
+        "    group = ProcessGroup(Path(sys.argv[1]), Commands(os.environ, (sys.executable, '-c')), print)\n"
         "    await group.start(ChildSpec('orphan', (sys.argv[2],), 0))\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())"

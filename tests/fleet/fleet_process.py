@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from dualmap.cli.main import main
-from dualmap.research.chaos.fleet_process import FleetProcess
+from dualmap.research.chaos.fleet_process import FleetProcess, SomeProcess, unconfigured
+from tests.support.fork_servers import start_command
 from tests.support.ports import free_port
 
 T = TypeVar("T")
@@ -46,9 +45,16 @@ def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s:
 class Fleet(FleetProcess):
     """A running `dualmap up`, and what its HTTP interfaces say."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, process: SomeProcess, output: Path) -> None:
         super().__init__(process, output)
         self._urls: dict[str, str] = {}
+
+    @classmethod
+    def fork(cls, directory: Path, options: Sequence[str]) -> Self:
+        """The same as ``start``, by a fork: nothing is imported again."""
+        output = directory / "up.out"
+        environment = unconfigured() | {"TMPDIR": str(directory)}
+        return cls(start_command("up", *options, out=output, environment=environment), output)
 
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"{self.endpoint}{path}", timeout=60) as answer:
@@ -108,9 +114,9 @@ class Fleet(FleetProcess):
 
     def replay(self, *words: str, exit_codes: Sequence[int] = (0,)) -> None:
         """Run `dualmap replay` against this fleet, as a process of its own: its clients do not wait for this one."""
-        command = [sys.executable, "-m", "dualmap", "replay", "--url", self.endpoint, *words]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode in exit_codes, f"exit code {done.returncode}:\n{done.stdout}{done.stderr}"
+        out = self.directory / "replay.out"
+        code = start_command("replay", "--url", self.endpoint, *words, out=out).wait(60)
+        assert code in exit_codes, f"exit code {code}:\n{out.read_text()}"
 
 
 def _emulated_ports(options: Sequence[str]) -> int:
@@ -123,10 +129,13 @@ def _emulated_ports(options: Sequence[str]) -> int:
 
 
 @contextlib.contextmanager
-def running_fleet(directory: Path, options: Sequence[str] = ()) -> Iterator[Fleet]:
-    """A fleet on free ports for the time of the context; it must stop by itself within a bound."""
+def running_fleet(
+    directory: Path, options: Sequence[str] = (), start: Callable[[Path, Sequence[str]], Fleet] = Fleet.fork
+) -> Iterator[Fleet]:
+    """A fleet on free ports for the time of the context; it must stop by itself within a bound. ``Fleet.start`` starts
+    it as its users do."""
     ports = ("--port", "0", "--emulator.port", str(_emulated_ports(options)))
-    fleet = Fleet.start(directory, (*ports, "--time-scale", "20", *options))
+    fleet = start(directory, (*ports, "--time-scale", "20", *options))
     try:
         until(lambda: fleet.is_ready, "the fleet is ready", READY_S)
         yield fleet

@@ -24,12 +24,14 @@ SMALL = ("--replicas", "2", "--workers", "1", "--instances", "2", "--status-inte
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with running_fleet(tmp_path_factory.mktemp("small"), (*SMALL, "--worker.health_interval_s", "0.2")) as fleet:
+    with running_fleet(
+        tmp_path_factory.mktemp("small"), (*SMALL, "--worker.health_interval_s", "0.2"), Fleet.start
+    ) as fleet:
         yield fleet
 
 
 def test_it_gets_ready_answers_its_own_curl_line_and_ctrl_c_leaves_no_process(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, SMALL) as fleet:
+    with running_fleet(tmp_path, SMALL, Fleet.start) as fleet:
         pids = fleet.pids()
         assert sorted(pids) == ["instance-1", "instance-2", "router-1", "router-2", "store", "worker-1"]
         line = re.search(r"^ +(curl .*)$", fleet.output, re.MULTILINE)
@@ -61,7 +63,7 @@ HELLO = [{"role": "user", "content": "Hello!"}]
 
 
 def test_another_ctrl_c_kills_processes_that_do_not_end(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, SMALL) as fleet:
+    with running_fleet(tmp_path, SMALL, Fleet.start) as fleet:
         # given children of every stage that cannot hear a request to end, for whom a stop waits 42 s
         pids = fleet.pids()
         deaf = [pids[name] for name in ("router-1", "worker-1", "instance-1")]
@@ -108,11 +110,26 @@ def curl(words: list[str]) -> bytes:
 
 
 def test_killing_it_outright_leaves_no_process_either(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, SMALL) as fleet:
+    with running_fleet(tmp_path, SMALL, Fleet.start) as fleet:
         pids = fleet.pids()
         fleet.process.kill()
         fleet.process.wait()
         until(lambda: not any(map(alive, pids.values())), "all children ended", STOP_S)
+
+
+def test_without_the_process_that_starts_the_others_it_ends_with_them(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, SMALL, Fleet.start) as fleet:
+        pids = fleet.pids()
+        starter = int(Path(f"/proc/{pids['router-1']}/stat").read_text().rpartition(")")[2].split()[1])
+        assert starter != fleet.process.pid
+
+        os.kill(starter, signal.SIGKILL)
+
+        assert fleet.process.wait(STOP_S) == 1
+        until(lambda: not any(map(alive, pids.values())), "all children ended", STOP_S)
+        printed = (tmp_path / "up.out").read_text()
+    assert "the process that starts the fleet's other processes was killed" in printed
+    assert "starting it again" not in printed
 
 
 def test_a_port_in_use_stops_the_start_and_is_named() -> None:

@@ -11,16 +11,27 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 STOP_S = 20.0
 """Within this time a fleet stops by itself."""
 
 
+class SomeProcess(Protocol):
+    """A process, with the methods of ``subprocess.Popen`` that are used of a fleet's."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, number: int, /) -> None: ...
+    def kill(self) -> None: ...
+
+
 class FleetProcess:
     """One ``dualmap up``, whose output goes to a file. Its addresses and its folder are known once it is ready."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, process: SomeProcess, output: Path) -> None:
         self.process = process
         self._output = output
 

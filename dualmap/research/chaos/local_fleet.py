@@ -343,7 +343,7 @@ class LocalFleet:
     def _ops_url(self, router: str) -> str:
         command = Path(f"/proc/{self.up.pid(router)}/cmdline")
         with contextlib.suppress(OSError, ValueError):
-            words = command.read_bytes().decode().split("\0")
+            words = command.read_bytes().decode().replace("\0", " ").split()  # spaces divide those of a fork
             return f"http://{HOST}:{words[words.index('--router.ops_port') + 1]}"
         return f"http://{HOST}:1"  # it is being started again
 
