@@ -62,7 +62,7 @@ def explained(fleet: Fleet) -> dict[str, Any]:
 
 def replica_of(fleet: Fleet, name: str) -> str:
     """The id of a router's replica, by its operation port."""
-    words = Path(f"/proc/{fleet.pid(name)}/cmdline").read_text("utf-8").split()
+    words = Path(f"/proc/{fleet.pid(name)}/cmdline").read_text("utf-8").replace("\0", " ").split()
     port = words[words.index("--router.ops_port") + 1]
     return str(httpx.get(f"http://127.0.0.1:{port}/health").json()["replica_id"])
 
