@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from dualmap.cli.main import main
 from dualmap.research.chaos.fleet_process import FleetProcess, SomeProcess, unconfigured
-from tests.support.fork_servers import start_command
+from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.ports import free_port
 
 T = TypeVar("T")
@@ -21,6 +22,7 @@ T = TypeVar("T")
 READY_S = 60.0
 MOST_EMULATED = 8
 _LONGEST_PAUSE_S = 0.15
+_SERVES = re.compile(r"serves (http://\S+)")
 _KV_EVENTS_AT = "--emulator.kv_events_port_offset"
 QUICK = (
     "--router.replica_lease_s", "1.5", "--worker.lease_s", "0.8",
@@ -117,6 +119,18 @@ class Fleet(FleetProcess):
         out = self.directory / "replay.out"
         code = start_command("replay", "--url", self.endpoint, *words, out=out).wait(60)
         assert code in exit_codes, f"exit code {code}:\n{out.read_text()}"
+
+
+@contextlib.contextmanager
+def emulated(log: Path, *options: str, count: int = 1, port: int = 0) -> Iterator[tuple[list[str], ForkedCommand]]:
+    """So many emulated instances that no fleet has started, in one process: their URLs, and the process."""
+    shape = ("--instances", str(count), "--port", str(port), "--time-scale", "20")
+    process = start_command("emulate", *shape, *options, out=log)
+    try:
+        yield until(lambda: len(urls := _SERVES.findall(log.read_text())) == count and urls, "they listen"), process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _emulated_ports(options: Sequence[str]) -> int:

@@ -7,8 +7,6 @@ import hashlib
 import hmac
 import json
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +16,7 @@ import pytest
 import yaml
 
 from dualmap.simulation.commands.replay import SOME_FAILED
-from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.fleet_process import Fleet, emulated, running_fleet, until
 from tests.support.ports import ports_in_a_row
 
 ELASTIC = ("--autoscale", "2:3", "--replicas", "1", "--workers", "2", "--time-scale", "20")
@@ -116,32 +114,6 @@ def orders() -> Iterator[Orders]:
         server.shutdown()
 
 
-@contextlib.contextmanager
-def emulators(directory: Path, count: int) -> Iterator[list[str]]:
-    """URLs of so many emulated instances that no fleet has started."""
-    log = directory / "emulators.log"
-    words = (
-        sys.executable,
-        "-m",
-        "dualmap",
-        "emulate",
-        "--port",
-        str(ports_in_a_row(count)),
-        "--time-scale",
-        "20",
-    )
-    with (
-        log.open("wb") as out,
-        subprocess.Popen([*words, "--instances", str(count)], stdout=out, stderr=subprocess.STDOUT) as process,
-    ):
-        try:
-            yield until(
-                lambda: len(urls := re.findall(r"http://[\w.:]+", log.read_text())) == count and urls, "they listen"
-            )
-        finally:
-            process.kill()
-
-
 def settings_file(directory: Path, **pool: object) -> tuple[str, str]:
     path = directory / "given.yaml"
     path.write_text(yaml.safe_dump({"pools": [{"name": "default", **pool}]}))
@@ -155,7 +127,7 @@ def test_the_next_leader_repeats_a_call_of_which_the_dead_one_had_no_answer_with
     autoscale = {"min_instances": 2, "max_instances": 3, "start_s": 600, **webhook}
     given = settings_file(tmp_path, autoscale=autoscale)
     options = ("--instances", "1", "--replicas", "1", "--workers", "2")
-    with running_fleet(tmp_path, (*given, *options)) as fleet, emulators(tmp_path, 1) as (url,):
+    with running_fleet(tmp_path, (*given, *options)) as fleet, emulated(tmp_path / "emulators.log") as ((url,), _):
         until(lambda: orders.keys, "the webhook is called")
         fleet.kill(leader_of(fleet).rpartition("-")[0])
         until(lambda: len(orders.keys) > 1, "another leader calls it")
@@ -169,7 +141,7 @@ def test_the_next_leader_repeats_a_call_of_which_the_dead_one_had_no_answer_with
 
 
 def test_a_spare_that_never_becomes_ready_is_parked_again_and_another_one_serves(tmp_path: Path) -> None:
-    with emulators(tmp_path, 2) as (first, other):
+    with emulated(tmp_path / "emulators.log", count=2, port=ports_in_a_row(2)) as ((first, other), _):
         instances = [
             {"id": "a", "url": first},
             {"id": "dead", "url": NOWHERE, "standby": True},

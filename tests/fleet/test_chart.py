@@ -21,6 +21,7 @@ pytest.importorskip("helm_python", reason="helm-python-sdk has no wheel for this
 
 from dualmap.runtime.clock import RealClock
 from dualmap.workers.ops import serve_ops
+from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.helm_chart import Manifest, Values, manifests, named, of_kind
 from tests.support.kubernetes_cluster import Cluster, asgi
 
@@ -38,8 +39,7 @@ class Kubelet:
 
     def __init__(self, objects: list[Manifest], cluster: Cluster, folder: Path) -> None:
         self._objects, self._cluster, self._folder = objects, cluster, folder
-        self._stack = ExitStack()
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ForkedCommand] = {}
         settings = named(objects, "ConfigMap", "dualmap-settings")["data"]["fleet.yaml"]
         (folder / "fleet.yaml").write_text(settings, "utf-8")
 
@@ -73,9 +73,7 @@ class Kubelet:
     def run(self, pod: str, container: Manifest) -> None:
         variables = self.environment(pod, container)
         words = [self.expanded(word, variables) for word in container["args"]]
-        log = self._stack.enter_context((self._folder / f"{pod}.log").open("wb"))
-        command = [sys.executable, "-m", "dualmap", *words]
-        self.processes[pod] = subprocess.Popen(command, env=variables, stdout=log, stderr=log)
+        self.processes[pod] = start_command(*words, out=self._folder / f"{pod}.log", environment=variables)
 
     def dualmap(self, workload: Manifest, pod: str, *words: str) -> str:
         """``kubectl exec POD -- dualmap …``."""
@@ -90,7 +88,6 @@ class Kubelet:
             process.terminate()
         for process in self.processes.values():
             process.wait()
-        self._stack.close()
 
 
 async def answers(url: str) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import subprocess
-import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +15,7 @@ import pytest
 from dualmap.research.chaos.fleet_process import unconfigured
 from tests.fleet.fleet_process import Fleet, running_fleet, until
 from tests.fleet.kv_views import complete, views
+from tests.support.fork_servers import start_command
 from tests.support.ports import free_port
 
 BLOCK_TOKENS = 128
@@ -25,7 +24,7 @@ MODEL = "qwen2.5-7b"
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
+def server(tmp_path: Path) -> Iterator[str]:
     """One emulated server with two engines; its URL."""
     port = free_port(10, 11, 20, 21)
     options = {
@@ -33,8 +32,7 @@ def server() -> Iterator[str]:
         "max_model_len": 3000, "time_scale": 20,
     }  # fmt: skip
     words = [word for name, value in options.items() for word in (f"--emulator.{name}", str(value))]
-    environment = unconfigured()
-    process = subprocess.Popen([sys.executable, "-m", "dualmap", "emulate", *words], env=environment)
+    process = start_command("emulate", *words, out=tmp_path / "emulator.log", environment=unconfigured())
     url = f"http://127.0.0.1:{port}"
     until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)
     yield url

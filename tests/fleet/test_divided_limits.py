@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,9 +16,8 @@ import redis
 from redis.crc import key_slot
 
 from dualmap.statestore.keys import PoolKeys
-from tests.fleet.fleet_process import QUICK, Fleet, running_fleet
+from tests.fleet.fleet_process import QUICK, Fleet, emulated, running_fleet
 from tests.statestore.processes import form_cluster, node_port, running
-from tests.support.ports import free_port
 from tests.support.store_servers import binary_of
 
 QUOTA = 80
@@ -53,23 +50,18 @@ def two_nodes(folder: Path) -> Iterator[list[tuple[redis.Redis, int]]]:
 
 
 @contextlib.contextmanager
-def instance(model: str, port: int) -> Iterator[str]:
+def instance(model: str, folder: Path) -> Iterator[str]:
     """An emulated instance of a model; its URL."""
-    command = ("emulate", "--port", str(port), "--emulator.model", model, "--time-scale", "20")
-    process = subprocess.Popen([sys.executable, "-m", "dualmap", *command])
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with emulated(folder / f"{model}.log", "--emulator.model", model) as ((url,), _):
+        yield url
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two routers and a worker for two pools, each with an instance and on a node of its own."""
     tmp_path = tmp_path_factory.mktemp("divided")
-    names, ports = pool_names(), (free_port(), free_port())
-    with two_nodes(tmp_path) as nodes, instance("small", ports[0]) as small, instance("large", ports[1]) as large:
+    names = pool_names()
+    with two_nodes(tmp_path) as nodes, instance("small", tmp_path) as small, instance("large", tmp_path) as large:
         pools = [
             {"name": name, "model": model, "instances": [{"id": model, "url": url}]}
             for name, model, url in zip(names, ("small", "large"), (small, large), strict=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +14,8 @@ import pytest
 from openai import APIConnectionError, OpenAI
 
 from dualmap.research.chaos.fleet_process import alive
-from tests.fleet.fleet_process import Fleet, until
+from tests.fleet.fleet_process import Fleet, emulated, until
+from tests.support.fork_servers import ForkedCommand
 
 LONG_PROMPT = "every request starts with words of its own, and goes on for a while like this " * 40
 
@@ -59,26 +58,16 @@ def senders() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture
-def extra_instance(fleet: Fleet, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def extra_instance(fleet: Fleet, tmp_path: Path) -> Iterator[ForkedCommand]:
     """A fifth instance in a process of its own, a member of the fleet and ready."""
-    log = tmp_path / "emulator.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
-        )
-    try:
-        url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+    with emulated(tmp_path / "emulator.log") as ((url,), process):
         # Said to be fast, so that it gets its share whatever the others' learned rates are by now.
         rate = str(4 * fleet.instances()["instance-1"]["prefill_tokens_per_s"])
         fleet.dualmap("instances", "add", "extra", url, "--prefill-tokens-per-s", rate, "--url", fleet.endpoint)
         until(lambda: fleet.instances()["extra"]["state"] == "ready", "the new instance is ready")
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        if "extra" in fleet.instances():
-            fleet.dualmap("instances", "remove", "extra", "--url", fleet.endpoint)
+    if "extra" in fleet.instances():
+        fleet.dualmap("instances", "remove", "extra", "--url", fleet.endpoint)
 
 
 def leader_of(fleet: Fleet) -> str:
@@ -152,7 +141,7 @@ def test_a_replica_and_the_leader_that_die_under_overload_leave_every_count_exac
 
 
 def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(
-    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
+    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: ForkedCommand
 ) -> None:
     with paused(fleet):
         requests = traffic(client, fleet, senders, 48, first=2000)
@@ -167,7 +156,7 @@ def test_an_instance_that_dies_before_the_first_byte_costs_the_client_nothing(
 
 
 def test_an_instance_that_stands_still_before_the_first_byte_is_left_when_it_is_taken_down(
-    fleet: Fleet, client: OpenAI, extra_instance: subprocess.Popen[bytes]
+    fleet: Fleet, client: OpenAI, extra_instance: ForkedCommand
 ) -> None:
     os.kill(extra_instance.pid, signal.SIGSTOP)
     try:
@@ -180,7 +169,7 @@ def test_an_instance_that_stands_still_before_the_first_byte_is_left_when_it_is_
 
 
 def test_requests_on_an_instance_that_hangs_are_answered_by_others(
-    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: subprocess.Popen[bytes]
+    fleet: Fleet, client: OpenAI, senders: ThreadPoolExecutor, extra_instance: ForkedCommand
 ) -> None:
     requests = traffic(client, fleet, senders, 48, first=1000)
     until(lambda: fleet.instances()["extra"]["load"]["running_requests"] > 0, "the instance got some of them")

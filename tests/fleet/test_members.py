@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dualmap.cli.main import main
-from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.fleet_process import Fleet, emulated, running_fleet, until
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +32,7 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
     def state() -> str | None:
         return fleet.instances().get("fifth", {}).get("state")
 
-    log = tmp_path / "emulator.log"
-    with log.open("wb") as out:
-        emulator = subprocess.Popen(
-            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
-        )
-    try:
-        url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+    with emulated(tmp_path / "emulator.log") as ((url,), _):
         before = placements(fleet)
 
         dualmap("add", "fifth", url, "--kv-capacity-tokens", "500000")
@@ -61,9 +53,6 @@ def test_an_instance_is_added_drained_resumed_and_removed(fleet: Fleet, tmp_path
         dualmap("remove", "fifth")
         assert state() is None
         assert "fifth" not in placements(fleet).values()
-    finally:
-        emulator.kill()
-        emulator.wait()
 
 
 def test_an_instance_that_nobody_knows_is_an_error_that_names_it(

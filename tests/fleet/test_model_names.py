@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.fleet_process import Fleet, emulated, running_fleet, until
 
 
 @pytest.fixture(scope="module")
@@ -37,19 +35,12 @@ def leaderless(fleet: Fleet) -> Iterator[Fleet]:
 @pytest.fixture
 def other(fleet: Fleet, tmp_path: Path) -> Iterator[str]:
     """A member of the fleet whose engine has another model."""
-    log = tmp_path / "emulator.log"
-    words = ("emulate", "--port", "0", "--emulator.model", "llama", "--emulator.aliases", '["llama-8b"]')
-    with log.open("wb") as out:
-        emulator = subprocess.Popen([sys.executable, "-m", "dualmap", *words, "--time-scale", "20"], stdout=out)
-    try:
-        url = until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
+    names = ("--emulator.model", "llama", "--emulator.aliases", '["llama-8b"]')
+    with emulated(tmp_path / "emulator.log", *names) as ((url,), _):
         fleet.dualmap("instances", "add", "other", url, "--url", fleet.endpoint)
         until(lambda: fleet.instances()["other"]["state"] == "ready", "it is ready")
         yield "other"
         fleet.dualmap("instances", "remove", "other", "--url", fleet.endpoint)
-    finally:
-        emulator.kill()
-        emulator.wait()
 
 
 def post(url: str, body: dict[str, Any], method: str = "POST") -> tuple[int, str, bytes]:

@@ -7,8 +7,6 @@ import contextlib
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -19,25 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from tests.fleet.fleet_process import Fleet, running_fleet, until
+from tests.fleet.fleet_process import Fleet, emulated, running_fleet, until
 from tests.support.certificates import client_tls, mounted
 
 QUICK = ("--replicas", "1", "--workers", "1", "--instances", "1", "--worker.health_interval_s", "0.3")
 TOKENIZES = ("--pools", json.dumps([{"tokenizer": "instances"}]))
-
-
-@contextlib.contextmanager
-def emulated(log: Path) -> Iterator[str]:
-    """The URL of an emulated instance."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dualmap", "emulate", "--port", "0", "--time-scale", "20"], stdout=out
-        )
-    try:
-        yield until(lambda: log.read_text().partition("serves ")[2].strip(), "the instance listens")
-    finally:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager
@@ -100,7 +84,7 @@ def test_every_client_of_an_instance_trusts_it_and_shows_its_certificate(
         options = ("--upstream.ca_file", str(ca_file), "--upstream.certificate_file", str(client_file))
 
     with (
-        emulated(tmp_path / "emulator.log") as url,
+        emulated(tmp_path / "emulator.log") as ((url,), _),
         behind_tls(url, tls) as secure,
         running_fleet(tmp_path, (*QUICK, *TOKENIZES, *options)) as fleet,
     ):
@@ -127,7 +111,7 @@ def test_an_instance_whose_ca_nobody_named_says_so(tmp_path: Path) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("localhost").configure_cert(tls)
     with (
-        emulated(tmp_path / "emulator.log") as url,
+        emulated(tmp_path / "emulator.log") as ((url,), _),
         behind_tls(url, tls) as secure,
         running_fleet(tmp_path, QUICK) as fleet,
     ):

@@ -15,7 +15,8 @@ from typing import Any
 
 import yaml
 
-from dualmap.research.chaos.fleet_process import unconfigured
+from dualmap.research.chaos.fleet_process import SomeProcess, unconfigured
+from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +102,7 @@ def running_envoy(
 class RunningPicker:
     port: int
     ops_url: str
-    process: subprocess.Popen[bytes]
+    process: ForkedCommand
     output: Path
 
 
@@ -110,22 +111,16 @@ def running_picker(directory: Path, config: Path, *options: str) -> Iterator[Run
     """A picker of the fleet that this file configures. It is not waited for."""
     port, ops_port = free_port(), free_port()
     output = directory / f"picker-{port}.out"
-    command = [sys.executable, "-m", "dualmap", "picker", "--config", str(config)]
-    command += ["--picker.port", str(port), "--picker.ops_port", str(ops_port), "--router.settle_s", "0.1", *options]
-    with output.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=unconfigured(),
-        )
+    ports = ("--picker.port", str(port), "--picker.ops_port", str(ops_port))
+    words = ("picker", "--config", str(config), *ports, "--router.settle_s", "0.1", *options)
+    process = start_command(*words, out=output, environment=unconfigured())
     try:
         yield RunningPicker(port, f"http://127.0.0.1:{ops_port}", process, output)
     finally:
         _end(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: SomeProcess) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -161,8 +161,14 @@ def start_command(
     return _commands().start((json.dumps(surroundings), *words), out)
 
 
+def start_program(source: str, *words: str, out: Path) -> ForkedCommand:
+    """Start a program of Python with these arguments, as ``python -c`` does. What commands need is imported already."""
+    surroundings = {"environment": dict(os.environ), "folder": str(Path.cwd()), "source": source}
+    return _commands().start((json.dumps(surroundings), *words), out)
+
+
 def run_command(words: Sequence[str]) -> int:
-    """In the forked process: run the words of ``start_command``; returns the exit code."""
+    """In the forked process: run what was started; returns the exit code."""
     from dualmap.cli.main import main
 
     surroundings = json.loads(words[0])
@@ -172,4 +178,7 @@ def run_command(words: Sequence[str]) -> int:
     os.chdir(surroundings["folder"])
     tempfile.tempdir = None  # it follows from the environment
     sys.argv[1:] = words[1:]
-    return main(words[1:])
+    if "source" not in surroundings:
+        return main(words[1:])
+    exec(surroundings["source"], {"__name__": "__main__"})
+    return 0

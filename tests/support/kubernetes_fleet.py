@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import subprocess
-import sys
+import os
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ import yaml
 
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.workers.ops import serve_ops
+from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.kubernetes_cluster import PODS, Cluster, Scaled, asgi
 from tests.support.ports import free_port
 
@@ -48,11 +48,7 @@ async def listens(port: int) -> bool:
     return True
 
 
-def _start(command: str, *options: str, log: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", "dualmap", command, *options], stdout=log, stderr=log)
-
-
-def _stop(processes: list[subprocess.Popen[bytes]]) -> None:
+def _stop(processes: list[ForkedCommand]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
@@ -74,16 +70,18 @@ async def kubernetes_fleet(cluster: Cluster, **pool: Any) -> AsyncIterator[Kuber
             }
             path, log_path = Path(folder) / "fleet.yaml", Path(folder) / "log"
             path.write_text(yaml.safe_dump(settings))
-            with log_path.open("wb") as log:
-                processes = [_start(command, "--config", str(path), log=log) for command in ("worker", "router")]
-                try:
-                    await until(lambda: listens(port), "the router listens")
-                    yield KubernetesFleet("127.0.0.1", port, valkey.url, str(path))
-                    ended = [process.args for process in processes if process.poll() is not None]
-                    assert not ended, f"{ended} ended:\n{log_path.read_text()[-3000:]}"
-                finally:
-                    _stop(processes)
-                    cluster.close()
+            commands = ("worker", "router")
+            processes = [start_command(command, "--config", str(path), out=log_path) for command in commands]
+            try:
+                await until(lambda: listens(port), "the router listens")
+                yield KubernetesFleet("127.0.0.1", port, valkey.url, str(path))
+                ended = [
+                    command for command, process in zip(commands, processes, strict=True) if process.poll() is not None
+                ]
+                assert not ended, f"{ended} ended:\n{log_path.read_text()[-3000:]}"
+            finally:
+                _stop(processes)
+                cluster.close()
 
 
 class EngineWorkload(Scaled):
@@ -92,7 +90,7 @@ class EngineWorkload(Scaled):
     def __init__(self, cluster: Cluster, workload: str, *, start_s: float, model: str = "m", role: str = "") -> None:
         self._start_s = start_s
         self._model = model
-        self._engines: dict[str, subprocess.Popen[bytes]] = {}
+        self._engines: dict[str, ForkedCommand] = {}
         self._starting: set[asyncio.Task[None]] = set()
         self.ready_s: list[float] = []
         """When pods became ready, on the monotonic clock."""
@@ -102,7 +100,7 @@ class EngineWorkload(Scaled):
         name = super().add()
         port = free_port()
         options = ("--port", str(port), "--instances", "1", "--emulator.model", self._model)
-        self._engines[name] = _start("emulate", *options, log=subprocess.DEVNULL)
+        self._engines[name] = start_command("emulate", *options, out=Path(os.devnull))
         notes = {"dualmap/port": str(port)}
         self._cluster.put_pod(name, ip="127.0.0.1", ready=False, labels=self.labels, annotations=notes)
         task = asyncio.create_task(self._become_ready(name, port))

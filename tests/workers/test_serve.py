@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,10 @@ from dualmap.statestore.pool.schema import SCHEMA
 from dualmap.statestore.settings import StoreSettings
 from dualmap.workers.serve import serve
 from dualmap.workers.settings import WorkerSettings
+from tests.support.fork_servers import ForkedCommand, start_program
 from tests.support.placements import placement
 from tests.workers.scripted_server import ScriptedServer
 
-_ROOT = Path(__file__).parents[2]
 _WORKER = """
 import asyncio, json, logging, sys
 from dualmap.scheduling.settings import SchedulingSettings
@@ -54,7 +53,7 @@ _QUICK = {"lease_s": 0.9, "health_interval_s": 0.1}
 class WorkerProcess:
     """One ``serve`` in a process of its own."""
 
-    def __init__(self, worker_id: str, process: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, worker_id: str, process: ForkedCommand, log: Path) -> None:
         self.worker_id = worker_id
         self.process = process
         self.log = log
@@ -63,7 +62,7 @@ class WorkerProcess:
         os.kill(self.process.pid, number)
 
     async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 60)
+        return await asyncio.to_thread(self.process.wait, 60)
 
 
 StartWorker = Callable[..., Awaitable[WorkerProcess]]
@@ -80,18 +79,14 @@ async def start_worker(tmp_path: Path) -> AsyncIterator[StartWorker]:
         pool = PoolSettings(instances=instances).model_dump(mode="json")
         given = {"worker": _QUICK | changes, "url": url, "pool": pool, "id": worker_id}
         log = tmp_path / f"{worker_id}.log"
-        with log.open("wb") as sink:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _WORKER, json.dumps(given), cwd=_ROOT, stdout=sink, stderr=sink
-            )
+        process = start_program(_WORKER, json.dumps(given), out=log)
         started.append(WorkerProcess(worker_id, process, log))
         return started[-1]
 
     yield start
     for worker in started:
-        if worker.process.returncode is None:
-            worker.process.kill()
-            await worker.process.wait()
+        worker.process.kill()
+        await asyncio.to_thread(worker.process.wait)
         print(f"{worker.worker_id} ended with {worker.process.returncode}:\n{worker.log.read_text()}")
 
 
@@ -277,7 +272,7 @@ async def test_workers_survive_a_store_that_vanishes_and_comes_back_empty(
 
         # then the same process leads again and the instance is known again
         await eventually(led_and_ready)
-        assert worker.process.returncode is None
+        assert worker.process.poll() is None
         assert "cause=restored" in worker.log.read_text()
     finally:
         await store.close()

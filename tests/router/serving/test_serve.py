@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
+import re
 import signal
 import socket
-import sys
 import textwrap
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from dualmap.statestore.connect import open_store
 from dualmap.statestore.embedded import EmbeddedValkey
 from dualmap.statestore.errors import StoreConfigurationError
 from dualmap.statestore.settings import StoreSettings
+from tests.support.fork_servers import ForkedCommand, start_program
 
 MODELS = b'{"data":[{"id":"default","max_model_len":4096}]}'
 HELLO = {"model": "default", "prompt": "hello"}
@@ -73,15 +74,16 @@ async def instance() -> AsyncIterator[Instance]:
 
 @dataclass
 class Process:
-    handle: asyncio.subprocess.Process
+    handle: ForkedCommand
     url: str
     ops_url: str
+    out: Path
 
     def terminate(self) -> None:
         self.handle.send_signal(signal.SIGTERM)
 
     async def ends_well(self) -> bool:
-        return await asyncio.wait_for(self.handle.wait(), 60) == 0
+        return await asyncio.to_thread(self.handle.wait, 60) == 0
 
 
 StartProcess = Callable[..., Awaitable[Process]]
@@ -104,29 +106,33 @@ PROGRAM = textwrap.dedent(
 
 
 @pytest.fixture
-async def start_process(valkey_url: str) -> AsyncIterator[StartProcess]:
+async def start_process(valkey_url: str, tmp_path: Path) -> AsyncIterator[StartProcess]:
     """Starts replicas whose instance is ready; keywords are router settings."""
-    started: list[asyncio.subprocess.Process] = []
+    started: list[ForkedCommand] = []
 
     async def start(instance_url: str, *, prelude: str = "", **settings: Any) -> Process:
         router = {"port": 0, "ops_port": 0, "settle_s": 0.0, "drain_timeout_s": 5, **settings}
         pool = {"instances": [{"id": "a", "url": instance_url}]}
         arguments = [json.dumps(each) for each in (router, {"url": valkey_url}, pool)]
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-        handle = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", prelude + PROGRAM, *arguments, stdout=asyncio.subprocess.PIPE, env=environment
-        )
-        started.append(handle)
-        assert handle.stdout is not None
-        port, ops_port = (await asyncio.wait_for(handle.stdout.readline(), 60)).split()
+        out = tmp_path / f"replica-{len(started)}.out"
+        started.append(handle := start_program(prelude + PROGRAM, *arguments, out=out))
+        port, ops_port = await asyncio.to_thread(ports_of, out)
         await make_ready(valkey_url)
-        return Process(handle, f"http://127.0.0.1:{int(port)}", f"http://127.0.0.1:{int(ops_port)}")
+        return Process(handle, f"http://127.0.0.1:{port}", f"http://127.0.0.1:{ops_port}", out)
 
     yield start
     for handle in started:
-        if handle.returncode is None:
-            handle.kill()
-        await handle.wait()
+        handle.kill()
+        await asyncio.to_thread(handle.wait)
+
+
+def ports_of(out: Path) -> list[str]:
+    """The ports that a process has printed, once it has."""
+    end_s = time.monotonic() + 60
+    while not (found := re.search(r"^(\d+) (\d+)$", out.read_text(), re.MULTILINE)):
+        assert time.monotonic() < end_s, out.read_text()
+        time.sleep(0.01)
+    return list(found.groups())
 
 
 async def make_ready(valkey_url: str) -> None:
@@ -238,7 +244,7 @@ async def test_what_is_in_flight_on_its_own_port_is_finished_too(
 
 
 async def test_a_drain_that_takes_too_long_is_cut_with_an_answer_and_releases(
-    start_process: StartProcess, instance: Instance, valkey_url: str, capfd: pytest.CaptureFixture[str]
+    start_process: StartProcess, instance: Instance, valkey_url: str
 ) -> None:
     process = await start_process(instance.url, drain_timeout_s=0.5)
     async with in_flight(instance, process.url) as request:
@@ -248,7 +254,7 @@ async def test_a_drain_that_takes_too_long_is_cut_with_an_answer_and_releases(
         assert (cut.status_code, cut.json()["error"]["code"]) == (503, "shutting_down")
         assert "router.drain_timeout_s (0.5 s) is over" in cut.json()["error"]["message"]
     assert await process.ends_well()
-    assert "cut off requests=1" in capfd.readouterr().err
+    assert "cut off requests=1" in process.out.read_text()
     assert await left_behind(valkey_url) == (0, 0, 0)
 
 
@@ -372,16 +378,14 @@ async def test_a_form_on_a_web_page_drains_no_instance(start_process: StartProce
     assert (after["state"], by_curl.json()["state"]) == ("ready", "draining")
 
 
-async def test_too_few_open_files_are_warned_of(
-    start_process: StartProcess, instance: Instance, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_too_few_open_files_are_warned_of(start_process: StartProcess, instance: Instance) -> None:
     limited = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))\n"
 
-    await start_process(instance.url, prelude=limited, max_connections=22)
-    assert "may open" not in capfd.readouterr().err
+    enough = await start_process(instance.url, prelude=limited, max_connections=22)
+    assert "may open" not in enough.out.read_text()
 
-    await start_process(instance.url, prelude=limited, max_connections=23)
-    assert "this process may open 300 files, and router.max_connections (23) may take 302" in capfd.readouterr().err
+    short = await start_process(instance.url, prelude=limited, max_connections=23)
+    assert "this process may open 300 files, and router.max_connections (23) may take 302" in short.out.read_text()
 
 
 async def test_a_replica_waits_for_a_store_that_is_not_there_until_it_is_told_to_stop() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.records import unpack_chain
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
+from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.ports import free_port
 from tests.workers.kv_events.engine import EngineCache, until
 
@@ -55,9 +54,11 @@ def config(tmp_path: Path, valkey_url: str, port: int) -> Path:
 
 
 @pytest.fixture
-def workers(config: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-m", "dualmap", "worker", "--config", str(config), "--name"]
-    started = {name: subprocess.Popen([*command, name]) for name in ("first", "second")}
+def workers(config: Path, tmp_path: Path) -> Iterator[dict[str, ForkedCommand]]:
+    started = {
+        name: start_command("worker", "--config", str(config), "--name", name, out=tmp_path / f"{name}.log")
+        for name in ("first", "second")
+    }
     yield started
     for worker in started.values():
         worker.kill()
@@ -65,7 +66,7 @@ def workers(config: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 async def test_the_instances_of_a_killed_worker_are_exact_again(
-    workers: dict[str, subprocess.Popen[bytes]], valkey_url: str, engines: dict[str, EngineCache]
+    workers: dict[str, ForkedCommand], valkey_url: str, engines: dict[str, EngineCache]
 ) -> None:
     store = RedisStore(StoreSettings(url=valkey_url), scheduling=SchedulingSettings())
     await store.open()
