@@ -111,7 +111,17 @@ def search_costs(policy_name: str, repetitions: int) -> Iterator[tuple[str, floa
 
 
 def search_once(policy: Policy, order: QueueOrder, fleet: CannedFleet) -> Decision:
-    request = StoredRequest("r", "replica", "", RequestState.HELD, 1, 0, CHAIN.prompt_tokens, 256, 5000)
+    request = StoredRequest(
+        "r",
+        "replica",
+        "",
+        RequestState.HELD,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=CHAIN.prompt_tokens,
+        expected_output_tokens=256,
+        slo_ms=5000,
+    )
     search = Search(SearchRules(policy, order, fleet, 3.0), RouteQuery(CHAIN, 5.0), request)
     return drive_now(search.run(), fleet).placed.decision
 
@@ -176,7 +186,20 @@ def rebalance_costs(repetitions: int) -> Iterator[tuple[str, float]]:
     for count in (50, 1000):
         held = tuple(
             StoredRequest(
-                str(i), "r", "a", RequestState.HELD, 1, rng.randint(1, 4000), 4000, 256, 5000, 0, 0, 0, "b", 500
+                str(i),
+                "r",
+                "a",
+                RequestState.HELD,
+                1,
+                uncached_tokens=rng.randint(1, 4000),
+                prompt_tokens=4000,
+                expected_output_tokens=256,
+                slo_ms=5000,
+                enqueued_ms=0,
+                dispatched_ms=0,
+                prefilled_ms=0,
+                alternative_id="b",
+                alternative_uncached_tokens=500,
             )
             for i in range(count)
         )

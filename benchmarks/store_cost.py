@@ -206,7 +206,15 @@ class Bench:
 
     async def place(self, request_id: str, chain: Chain) -> None:
         request = StoredRequest(
-            request_id, REPLICA, "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, slo_ms=3_600_000
+            request_id,
+            REPLICA,
+            "",
+            RequestState.HELD,
+            1,
+            uncached_tokens=0,
+            prompt_tokens=chain.prompt_tokens,
+            expected_output_tokens=256,
+            slo_ms=3_600_000,
         )
         draws: Draws | None = None
         if self._tenants:
@@ -235,7 +243,9 @@ class Bench:
             gives_back = returned(self._drawn[grant.request_id], 512, 100, answered=True)
             used = used_by(Outcome.COMPLETED, Charge(512, 100, 256, reported=True))
         note = '{"text_bytes":2048,"tokens":512}'
-        await self._settle(Release(grant.request_id, "", REPLICA, 1, note, False, gives_back, used))
+        await self._settle(
+            Release(grant.request_id, "", REPLICA, 1, note=note, seen=False, returned=gives_back, used=used)
+        )
 
     async def _settle(self, release: Release) -> None:
         """Once the store knows."""

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from http import HTTPStatus
 
 from dualmap.cli.fetch import fetch
@@ -57,6 +57,7 @@ class FleetFigures:
 
     instances: tuple[InstanceFigures, ...]
     replicas: int
+    _: KW_ONLY
     leader: str | None
     migrations: int
     counts: ReplicaCounts
@@ -115,7 +116,14 @@ def fleet_figures(
         migrations += sum(snapshot.migrations.values())
         overdue += overdue_in(replica for replica in snapshot.replicas if replica.is_alive(snapshot.now_ms))
     return FleetFigures(
-        tuple(instances), len(replicas), leader, migrations, counts, requests_per_s, overdue, last_minute
+        tuple(instances),
+        len(replicas),
+        leader=leader,
+        migrations=migrations,
+        counts=counts,
+        requests_per_s=requests_per_s,
+        overdue=overdue,
+        last_minute=last_minute,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from dualmap.simulation.figures.results import RunResult
 
@@ -18,6 +18,7 @@ class Figures:
     """Share on time by quartile of prompt length, the shortest first."""
     on_time_q2: float
     on_time_q3: float
+    _: KW_ONLY
     on_time_q4: float
     both_slos: float
     """Share on time and no slower than the traffic's SLO a token, which is 100 ms unless it has another."""

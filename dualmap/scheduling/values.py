@@ -6,6 +6,7 @@ the many objects that it makes. ``msgspec`` makes the same classes with a constr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, dataclass_transform
 
@@ -36,7 +37,7 @@ def value(cls: type[T]) -> type[T]:
     ``fields``, ``replace`` and ``asdict`` of ``dataclasses`` take it. Of the options of a field, ``default``,
     ``default_factory`` and ``metadata`` count. Fields behind ``_: KW_ONLY`` are given by name alone.
     msgspec encodes it as an array of its fields. It may have bases without fields, such as a protocol of its methods,
-    and declares the fields of ``dataclass(kw_only=True)`` bases behind its own, of which it is no instance.
+    and has the fields of ``dataclass(kw_only=True)`` bases, of which it is no instance, by name alone too.
     """
     return _made(cls, frozen=True)
 
@@ -47,11 +48,17 @@ def record(cls: type[T]) -> type[T]:
     return _made(cls, frozen=False)
 
 
+def in_order(cls: type[T], values: Sequence[Any]) -> T:
+    """The value of these fields in their declared order, also of those that are given by name otherwise: for what was
+    written in that order. Fields at the end may be missing where they have defaults; further values are dropped."""
+    return msgspec.convert(values, cls)
+
+
 def _made(cls: type[T], *, frozen: bool) -> type[T]:
     own = dict(cls.__dict__)
     declared = fields(dataclass(init=False, repr=False, eq=False, frozen=frozen)(cls))  # type: ignore[arg-type]
     described = sorted(declared, key=lambda each: each.kw_only is True)
-    named = [each for each in described if each.kw_only is True and each.name in own.get("__annotations__", ())]
+    named = [each for each in described if each.kw_only is True]
     names = _REPLACED | {each.name for each in described}
     bases: tuple[Any, ...] = (*(each for each in cls.__bases__ if each is not object and not is_dataclass(each)),)
     options: dict[str, Any] = {"module": cls.__module__, "frozen": frozen, "array_like": True}

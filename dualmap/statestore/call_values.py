@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from dualmap.scheduling.estimates.learned import Learned
@@ -60,6 +60,7 @@ class DiscoveryStatus:
         "`starting` (nothing listed yet), `watching`, or `failing`: what was found last stays", default=""
     )
     detail: str = documented("what fails, in words", default="")
+    _: KW_ONLY
     pods: int = documented("pods that were found", default=0)
     serving: int = documented("instances of these that serve", default=0)
     left_out: tuple[str, ...] = documented("what is not entered, and why; 20 at most", default=())
@@ -93,6 +94,7 @@ class PoolOverview:
 class PoolSnapshot(PoolOverview):
     """Everything about a pool, for people and metrics. Not a hot-path call."""
 
+    _: KW_ONLY
     epoch: int
     tree_version: int
     instances: Mapping[str, InstanceSpec]

@@ -16,7 +16,7 @@ business.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import KW_ONLY, field
 from enum import StrEnum
 from typing import Final
 
@@ -76,6 +76,7 @@ class KvChange:
     """Blocks of a model with several cache groups that are held, and at which no hit may end
     (``scheduling.prompts.cache_groups``): those that came, and those at which one could end before. ``stored`` has the
     reverse too."""
+    _: KW_ONLY
     turned: int = 0
     """How many blocks of both were held before."""
     hit_step_tokens: int = 0

@@ -13,7 +13,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import KW_ONLY, MISSING, fields, replace
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -33,7 +33,7 @@ from dualmap.scheduling.state.instance import (
 )
 from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, RequestState, StoredRequest
-from dualmap.scheduling.values import documented, value
+from dualmap.scheduling.values import documented, in_order, value
 from dualmap.statestore.errors import UnreadableStateError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class InstanceRecord(LiveCounts):
     max_running_requests: int = documented("of the description: requests that run there at most")
     max_queued_requests: int = documented("of the description: requests that are held for it at most")
     tokens_per_s: float = documented("learned prefill rate, as the leader published it")
+    _: KW_ONLY
     passed_over_tokens: int = documented(
         "of held requests that the last plan of order `deadline` passed over, as they would make others late; new"
         " requests do not wait for them",
@@ -102,7 +103,7 @@ class InstanceRecord(LiveCounts):
         values = _in_order(INSTANCE.fields(text))
         if values[0] not in _STATES or values[1] not in _ROLES or sum(values[2:]) != sum(values[2:]):
             raise ValueError(f"no record of an instance: {text!r}")
-        return cls(*values)
+        return in_order(cls, values)
 
     def takes_requests(self, leg: Leg = Leg.WHOLE) -> bool:
         """Whether new requests may be placed on the instance for this leg, or held ones moved there."""
@@ -124,7 +125,8 @@ class InstanceRecord(LiveCounts):
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         stalls = stalled_s(self, now_ms)
         derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, *found[:2])
-        return InstanceLoad(instance_id, _STATES[self.state], *_figures(self), *derived, *_counts(self))  # type: ignore[call-arg,arg-type]
+        placed = (instance_id, _STATES[self.state], *_placed_figures(self), *_counts(self), *_named_figures(self))
+        return in_order(InstanceLoad, (*placed, *derived))
 
     @property
     def text(self) -> bytes:
@@ -132,12 +134,12 @@ class InstanceRecord(LiveCounts):
         return INSTANCE.pack(_in_text(self))
 
 
-_figures = attrgetter(
-    *("cached_blocks", "tokens_per_s", "kv_capacity_tokens", "passed_over_tokens", "dispatch_window_tokens"),
-    *("max_running_requests", "max_queued_requests", "version"),
-)
-"""Fields of the record that a load has beside the counts, in its order."""
+_placed_figures = attrgetter("cached_blocks", "tokens_per_s", "kv_capacity_tokens")
 _counts = attrgetter(*COUNTED)
+_named_figures = attrgetter(
+    *("passed_over_tokens", "dispatch_window_tokens", "max_running_requests", "max_queued_requests", "version")
+)
+"""Fields of the record that a load has before and behind the counts, in its order."""
 _STATES = {str(state): state for state in InstanceState}
 _ROLES = {str(role) for role in Role}
 _DESCRIBED = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from urllib.parse import unquote, urlsplit
 
 SCHEMES = "redis://, rediss://, redis+sentinel://, redis+cluster://, unix://, embedded:// or memory://"
@@ -44,6 +44,7 @@ class StoreUrl:
     """``redis``, ``rediss`` (TLS), ``unix``, ``embedded`` or ``memory``."""
     discovery: str = ""
     """``sentinel``, ``cluster``, or empty for one server at a fixed address."""
+    _: KW_ONLY
     username: str | None = None
     password: str | None = None
     nodes: tuple[tuple[str, int], ...] = ()
@@ -94,7 +95,17 @@ def parse_store_url(url: str) -> StoreUrl:
     )
     for name, needed in (("sentinel_username", "sentinel_password"), ("ssl_keyfile", "ssl_certfile")):
         _refuse(name in options and needed not in options, f"{name} without {needed}")
-    return StoreUrl(scheme, discovery, username, password, nodes, master, int(db), path, options)
+    return StoreUrl(
+        scheme,
+        discovery,
+        username=username,
+        password=password,
+        nodes=nodes,
+        master=master,
+        db=int(db),
+        path=path,
+        options=options,
+    )
 
 
 def without_password(url: str) -> str:

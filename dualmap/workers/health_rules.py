@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
@@ -121,6 +121,7 @@ class HealthRecord:
     """The checker's memory of one instance between two checks."""
 
     due_s: float
+    _: KW_ONLY
     successes: int = 0
     """Successes in a row. One of ``successes`` and ``failures`` is always 0."""
     failures: int = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import pickle
-from dataclasses import asdict, field, fields, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, fields, replace
 
 import pytest
 
-from dualmap.scheduling.values import documented, record, value
+from dualmap.scheduling.values import documented, in_order, record, value
 
 
 @value
@@ -77,3 +77,33 @@ def test_a_record_can_be_changed() -> None:
     counts.pending += 2
 
     assert counts == Counts(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    pending: int = 0
+
+
+@value
+class Load(Counted):
+    name: str
+    _: KW_ONLY
+    limit: int
+    share: float = 0.5
+
+
+def test_a_value_has_fields_by_name_its_own_and_those_of_its_base() -> None:
+    load = Load("a", pending=3, limit=5)
+
+    assert (load.name, load.pending, load.limit, load.share) == ("a", 3, 5, 0.5)
+    with pytest.raises(TypeError):
+        Load("a", 3, 5)
+
+
+def test_a_value_is_made_of_its_fields_in_their_order() -> None:
+    assert [each.name for each in fields(Load)] == ["name", "pending", "limit", "share"]
+
+    assert in_order(Load, ["a", 3, 5]) == Load("a", pending=3, limit=5)
+    assert in_order(Load, ("a", 3, 5, 0.1, "of a later version")) == Load("a", pending=3, limit=5, share=0.1)
+    with pytest.raises(ValueError, match="length 3"):
+        in_order(Load, ["a", 3])

@@ -14,9 +14,19 @@ from dualmap.statestore.pool.chronicle import (
 )
 
 RECORD = ChronicleRecord(
-    5000, "r", 5000, {"a": "ready"}, {"a": "slow"}, ("r",), "w", {"drain": 2}, {2**64 - 1: 3}, {"r 1": {"late": 7}},
-    {"late": 1}, (KnownProblem("default/late", "warning", "late", "why", "advice", 1, 2),),
-)  # fmt: skip
+    5000,
+    "r",
+    sampled_ms=5000,
+    states={"a": "ready"},
+    notes={"a": "slow"},
+    replicas=("r",),
+    leader="w",
+    migrations={"drain": 2},
+    hot={2**64 - 1: 3},
+    counted={"r 1": {"late": 7}},
+    grown={"late": 1},
+    problems=(KnownProblem("default/late", "warning", "late", "why", "advice", 1, 2),),
+)
 
 
 async def test_a_pool_begins_without_a_record(pool: PoolStore) -> None:
@@ -26,7 +36,10 @@ async def test_a_pool_begins_without_a_record(pool: PoolStore) -> None:
 
 
 async def test_of_two_steps_after_the_same_one_the_first_is_made(pool: PoolStore) -> None:
-    sample, line = PoolSample(5000, 5.0, {"late": 7}, 1, 2, 3, 4.5, 1, 1), Happened(5000, "trouble", "a: down")
+    sample, line = (
+        PoolSample(5000, 5.0, counts={"late": 7}, held=1, overdue=2, running=3, ahead_s=4.5, ready=1, instances=1),
+        Happened(5000, "trouble", "a: down"),
+    )
 
     assert await pool.chronicle.record(RECORD, sample, [line], after=None)
     assert not await pool.chronicle.record(RECORD, sample, [line], after=None)

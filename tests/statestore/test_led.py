@@ -17,7 +17,17 @@ from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 
-HELD = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 10, 10, 10, 5000)
+HELD = StoredRequest(
+    "r",
+    "replica",
+    "a",
+    RequestState.HELD,
+    1,
+    uncached_tokens=10,
+    prompt_tokens=10,
+    expected_output_tokens=10,
+    slo_ms=5000,
+)
 
 
 @pytest.fixture

@@ -210,7 +210,18 @@ def test_work_begins_in_both(server_url: str, stamp: str) -> None:
         for pending, deferred, ran in itertools.product((0, 7), (0, 7), (0, 1))
     ]
     requests = [
-        StoredRequest("r", "one", "a", state, 1, 5, 9, 3, slo_ms=1, deferred=deferred)
+        StoredRequest(
+            "r",
+            "one",
+            "a",
+            state,
+            1,
+            uncached_tokens=5,
+            prompt_tokens=9,
+            expected_output_tokens=3,
+            slo_ms=1,
+            deferred=deferred,
+        )
         for state, deferred in itertools.product(RequestState, (False, True))
     ]
     told = {"prompt_tokens": 9, "stored_tokens": 0, "expected_output_tokens": 3}

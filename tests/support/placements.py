@@ -26,7 +26,17 @@ def placement(
 ) -> Placement:  # fmt: skip
     """A request with ``tokens`` of a prompt of its own for the instance, and ``other`` as its next best; one that is
     ``overloaded`` is expected to miss its SLO, and asks for a rebalance."""
-    request = StoredRequest(request_id, replica_id, "", RequestState.HELD, attempt, 0, tokens, output_tokens, slo_ms)
+    request = StoredRequest(
+        request_id,
+        replica_id,
+        "",
+        RequestState.HELD,
+        attempt,
+        uncached_tokens=0,
+        prompt_tokens=tokens,
+        expected_output_tokens=output_tokens,
+        slo_ms=slo_ms,
+    )
     chain = Chain(hashes or (zlib.crc32(request_id.encode()),), block_tokens, tokens)
     named = (instance_id,) if other is None else (instance_id, other)  # all cost the same: the first is taken
     weights = Weights(Form(), _MISSED if overloaded else PLAIN_TTFT)

@@ -46,7 +46,17 @@ scheduling = SchedulingSettings(policy="dualmap", time_scale=5.0)
 asyncio.run(serve(WorkerSettings(**given["worker"]), scheduling, StoreSettings(url=given["url"]),
                   [PoolSettings(**given["pool"])], worker_id=given["id"]))
 """
-HELD = StoredRequest("r1", "router-1", "a", RequestState.HELD, 1, 1000, 1000, 64, 5000)
+HELD = StoredRequest(
+    "r1",
+    "router-1",
+    "a",
+    RequestState.HELD,
+    1,
+    uncached_tokens=1000,
+    prompt_tokens=1000,
+    expected_output_tokens=64,
+    slo_ms=5000,
+)
 _QUICK = {"lease_s": 0.9, "health_interval_s": 0.1}
 
 

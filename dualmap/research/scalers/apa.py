@@ -8,7 +8,7 @@ Source: AIBrix, ``pkg/controller/podautoscaler`` (APA) and its documentation, wi
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import ceil
 
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
@@ -25,6 +25,7 @@ class Apa:
     """One autoscaler."""
 
     settings: AutoscaleSettings
+    _: KW_ONLY
     target: float
     """Share of KV memory in use, for each instance."""
     up_fluctuation: float = 0.1

@@ -9,7 +9,7 @@ grace before a step down.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
@@ -23,6 +23,7 @@ class DynamoPlanner:
     """One planner."""
 
     settings: AutoscaleSettings
+    _: KW_ONLY
     queue_up: float = 0.5
     queue_down: float = 0.2
     kv_up: float = 0.9

@@ -8,7 +8,7 @@ documentation of ``autoscaling/v2``, with its defaults; the target is a paramete
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import ceil
 
 from dualmap.scheduling.scaling.scale_plan import FleetFigures, Plan
@@ -26,6 +26,7 @@ class Hpa:
     settings: AutoscaleSettings
     figure: str
     """``queue`` or ``kv``."""
+    _: KW_ONLY
     target: float
     """Target of the figure for each instance: waiting requests, or share of KV memory."""
     stabilization_s: float = 300.0

@@ -79,7 +79,17 @@ def measure_steps(policy_name: PolicyName, instances: int, trace: Trace, repetit
     placing_s = releasing_s = 0.0
     for turn in range(repetitions):
         chain = chains[turn % len(chains)]
-        request = StoredRequest(str(turn), "r", "", RequestState.HELD, 1, 0, chain.prompt_tokens, 256, 5000)
+        request = StoredRequest(
+            str(turn),
+            "r",
+            "",
+            RequestState.HELD,
+            1,
+            uncached_tokens=0,
+            prompt_tokens=chain.prompt_tokens,
+            expected_output_tokens=256,
+            slo_ms=5000,
+        )
         started_s = time.process_time()
         search = Search(rules, RouteQuery(chain, PAPER_SLO_S), request)
         placed = drive_now(search.run(), fleet).placed
@@ -97,7 +107,22 @@ def measure_rebalance_us(held: int) -> float:
     pool = SimulatedPool(variant_of("dualmap").scheduling, lambda: 1000)
     for instance_id in ("hot", "cool"):
         pool.put_instance(InstanceSpec(instance_id, "http://x", state=InstanceState.READY))
-    late = StoredRequest("", "r", "hot", RequestState.HELD, 1, 9000, 9000, 256, 5000, 1, 0, 0, "cool", 9000)
+    late = StoredRequest(
+        "",
+        "r",
+        "hot",
+        RequestState.HELD,
+        1,
+        uncached_tokens=9000,
+        prompt_tokens=9000,
+        expected_output_tokens=256,
+        slo_ms=5000,
+        enqueued_ms=1,
+        dispatched_ms=0,
+        prefilled_ms=0,
+        alternative_id="cool",
+        alternative_uncached_tokens=9000,
+    )
     at_once(pool.store.adopt([replace(late, request_id=str(number)) for number in range(held)]))
     return 1e6 * _cpu_s(lambda: _plan(pool), repetitions=20)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from dualmap.research.run import Run, Search
 from dualmap.research.targets import MAIN, Target
@@ -53,6 +53,7 @@ class Plan:
     conversation_requests: int = 4000
     toolagent_requests: int = 8000
     skip_requests: int = 500
+    _: KW_ONLY
     policies: tuple[PolicyName, ...] = POLICIES
     load_factors: tuple[float, ...] = (0.5, 0.65, 0.75, 0.85, 0.95, 1.1, 1.3)
     goodput_tolerance: float = 0.015

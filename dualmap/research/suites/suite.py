@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 
 from dualmap.research.workload import PAPER_CAPS, TRAFFIC, Traffic, Workload, traffic_of
@@ -54,6 +54,7 @@ class Suite:
     """A matrix, as data."""
 
     name: str
+    _: KW_ONLY
     traffic: tuple[Traffic, ...] = TRAFFIC[:6]
     presets: tuple[str, ...] = tuple(PAPER_CAPS)
     sizes: tuple[int, ...] = (8, 32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
 from typing import Final
 
 from dualmap.router.answers.checks import ABORTED
@@ -26,6 +27,7 @@ class AnswerResult:
     """Failure of the instance."""
     began: bool = False
     """The client has a part of the answer: no other instance can give it, but for its rest where it is ``kept``."""
+    _: KW_ONLY
     error_answer: ErrorAnswer | None = None
     kept: KeptStream | None = None
     """A stream that failed after it had begun, and may go on, as it was kept; None: there is no such stream."""

@@ -486,10 +486,10 @@ class Forwarding:
             AnswerSpec(part.path, use, usage.hides, request.stops_at_mark, keep),
             Receiver(part, self.fleet_fields, self._begin_answer, on_first_token, self._may_leave),
             on_sent,
-            abandoned,
-            kv_within_s,
-            request.leaves_usage_open,
-            usage.requests,
+            abandoned=abandoned,
+            kv_within_s=kv_within_s,
+            leaves_usage_open=request.leaves_usage_open,
+            requests_usage=usage.requests,
         )
 
     @property

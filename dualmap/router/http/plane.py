@@ -40,7 +40,7 @@ def _never() -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class DataPlane:
     """Resources that the connections of a replica share. Made by ``build_data_plane``, closed by ``close``."""
 

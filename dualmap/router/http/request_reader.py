@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import KW_ONLY
 from typing import Final
 
 import httptools
@@ -45,6 +46,7 @@ class ClientRequest:
     fields: list[Header]
     http_10: bool
     keep_alive: bool
+    _: KW_ONLY
     body: bytes = b""
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""

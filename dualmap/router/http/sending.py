@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from typing import Final
 
 from dualmap.router.answers.failures import AnswerTimes
@@ -49,6 +49,7 @@ class Sending:
     receiver: Receiver | None = None
     """None: no client gets it."""
     on_sent: Callable[[], None] = nothing
+    _: KW_ONLY
     abandoned: Abandoned = AnswerDriver.abort
     kv_within_s: float | None = None
     """Time within which the KV of a decode leg must come, see ``AnswerTimes``."""

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -152,6 +152,7 @@ class Picker:
     addresses: Addresses
     model_cards: Callable[[], Awaitable[Mapping[str, Any]]]
     """Makes the answer of ``GET /v1/models``."""
+    _: KW_ONLY
     choices: int = 2
     """Addresses that the gateway is given at most."""
     observed_share: float = 0.0
@@ -483,7 +484,14 @@ class PickedRequest:
     async def _follow(self, live: LiveRequest, path: str) -> None:
         """Follow the answer to its end, and release what the request holds."""
         answer = _Answer(
-            self._stream, self._picker, live, path, self._modes[1], self._choices, self._observes, self._is_told
+            self._stream,
+            self._picker,
+            live,
+            path,
+            mode=self._modes[1],
+            choices=self._choices,
+            observes=self._observes,
+            is_told=self._is_told,
         )
         try:
             await answer.pass_on()
@@ -538,6 +546,7 @@ class _Answer:
         picker: Picker,
         live: LiveRequest,
         path: str,
+        *,
         mode: BodyMode,
         choices: Mapping[str, InstanceSpec],
         observes: bool,

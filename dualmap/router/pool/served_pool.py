@@ -46,7 +46,7 @@ class SearchCalls:
     refresh: Callable[[], Awaitable[object]]
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class ServedPool:
     settings: PoolSettings
     scheduling: SchedulingSettings

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY
 from typing import Any
 from urllib.parse import unquote
 
@@ -171,6 +172,7 @@ class InferenceRequest:
     slo_s: float | None
     """TTFT SLO by header; None for the configured one."""
     stream: bool
+    _: KW_ONLY
     form: bool = False
     """The body is a form, not JSON."""
     body_hash: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final, Literal, Protocol
@@ -142,6 +142,7 @@ class ReadPrompt:
     """The most tokens that its answer may have; None: it sets no limit."""
     count: TokenCount | None = None
     """How the tokens of text were counted: the chain is of the engine's own blocks then. None: they are estimated."""
+    _: KW_ONLY
     images: int = 0
     """Images in the prompt: how many tokens they have is learned from it, and no bytes per token."""
     unrendered: Unrendered | None = None

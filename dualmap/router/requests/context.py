@@ -87,7 +87,7 @@ class LiveRequests:
         return partial(self._releasing.discard, request_id)
 
 
-@dataclass(slots=True)
+@dataclass(kw_only=True, slots=True)
 class ReplicaContext:
     replica_id: str
     settings: RouterSettings

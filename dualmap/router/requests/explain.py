@@ -21,7 +21,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import Standing
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import in_order, value
 from dualmap.statestore.records import ReportedLoads
 
 if TYPE_CHECKING:
@@ -436,7 +436,7 @@ def _unpacked(packed: bytes) -> Explanation:
     terms[-1], answer[-1] = standing and Standing(*standing), Usage(*usage)
     if leg is not None:
         leg[2] = tuple([_round(*each) for each in leg[2]])
-        leg = DecodeLeg(*leg)
+        leg = in_order(DecodeLeg, leg)
     return Explanation(
         Asked(*asked),
         Terms(*terms),
@@ -461,7 +461,8 @@ def _round(
 ) -> PlacementRound:
     if isinstance(loads, dict):
         seen: Mapping[str, InstanceLoad] = {
-            name: InstanceLoad(name, InstanceState(state), *figures) for name, (_, state, *figures) in loads.items()
+            name: in_order(InstanceLoad, (name, InstanceState(state), *figures))
+            for name, (_, state, *figures) in loads.items()
         }
     else:
         seen = ReportedLoads(*loads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from dualmap.router.telemetry.traffic import TrafficCounts
@@ -39,6 +39,7 @@ class Pressure:
     """Requests that wait for their first token, though their deadline has passed."""
     slo_s: float
     held: int = 0
+    _: KW_ONLY
     ahead_s: float = 0.0
     """Seconds of prefill that the ready instances have ahead, on average."""
     crowded: int = 0
@@ -57,9 +58,9 @@ class Pressure:
             overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms)),
             slo_s,
             sum(load.queued_requests for load in loads),
-            sum(ahead_s) / max(1, len(ready)),
-            sum(each > slo_s for each in ahead_s),
-            len(ready),
+            ahead_s=sum(ahead_s) / max(1, len(ready)),
+            crowded=sum(each > slo_s for each in ahead_s),
+            ready=len(ready),
         )
 
     @property

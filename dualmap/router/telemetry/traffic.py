@@ -4,7 +4,7 @@ whole fleet without calling a replica."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Final
 
 from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
@@ -31,6 +31,7 @@ class TrafficCounts:
     """Requests, however they ended."""
     failed: int = 0
     refused: int = 0
+    _: KW_ONLY
     on_time: int = 0
     """Requests whose first token came within their TTFT SLO (``RequestMachine.on_time``)."""
     late: int = 0
@@ -122,16 +123,16 @@ class TrafficCounts:
 
     def _with(self, other: TrafficCounts, change: Callable[[int, int], int]) -> TrafficCounts:
         """Each count together with the other's."""
-        changed: list[Any] = []
+        changed: dict[str, Any] = {}
         for field in fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if isinstance(mine, tuple):
                 length = max(len(mine), len(theirs))
                 pairs = zip(mine or (0,) * length, theirs or (0,) * length, strict=True)
-                changed.append(tuple(change(*pair) for pair in pairs))
+                changed[field.name] = tuple(change(*pair) for pair in pairs)
             else:
-                changed.append(change(mine, theirs))
-        return TrafficCounts(*changed)
+                changed[field.name] = change(mine, theirs)
+        return TrafficCounts(**changed)
 
 
 def _counted(buckets: Sequence[int]) -> tuple[int, ...]:

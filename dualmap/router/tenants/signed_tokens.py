@@ -14,7 +14,7 @@ import logging
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import httpx
@@ -101,6 +101,7 @@ class _Issuer:
     """One issuer, and its keys as last read."""
 
     settings: JwtSettings
+    _: KW_ONLY
     keys: Sequence[TokenKey] = ()
     content: bytes = b""
     looks_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))

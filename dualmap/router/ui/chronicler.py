@@ -87,16 +87,16 @@ class Chronicler:
         record = ChronicleRecord(
             overview.now_ms,
             self._runtime.context.replica_id,
-            overview.now_ms if is_whole else former.sampled_ms,
-            reading.states,
-            reading.notes,
-            tuple(sorted(reading.replicas)),
-            reading.leader,
-            reading.migrations,
-            reading.hot,
-            counted,
-            {} if is_whole else grown,
-            tuple(known),
+            sampled_ms=overview.now_ms if is_whole else former.sampled_ms,
+            states=reading.states,
+            notes=reading.notes,
+            replicas=tuple(sorted(reading.replicas)),
+            leader=reading.leader,
+            migrations=reading.migrations,
+            hot=reading.hot,
+            counted=counted,
+            grown={} if is_whole else grown,
+            problems=tuple(known),
         )
         happened = [Happened(overview.now_ms, kind, text[:LONGEST_TEXT]) for kind, text in lines]
         return await chronicle.record(record, sample if is_whole else None, happened, after=after)
@@ -128,7 +128,15 @@ class Chronicler:
         slo_s, may_be_empty = pool.scheduling.slo_ttft_s, pool.waiting_room is not None
         discovery = await publications.discovery()
         return PoolState(
-            name, pool.view.view, slo_s, overview, recent, scaled, may_be_empty, discovery, max(over_s, 1.0)
+            name,
+            pool.view.view,
+            slo_s,
+            overview,
+            recent=recent,
+            scaled=scaled,
+            may_be_empty=may_be_empty,
+            discovery=discovery,
+            recent_s=max(over_s, 1.0),
         )
 
 
@@ -197,13 +205,13 @@ def sample_of(overview: PoolOverview, grown: Mapping[str, int], since_ms: int) -
     return PoolSample(
         overview.now_ms,
         (overview.now_ms - since_ms) / 1000,
-        dict(grown),
-        sum(load.queued_requests for load in loads),
-        overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms)),
-        sum(load.running_requests for load in loads),
-        round(ahead_s / max(1, len(ready)), 1),
-        len(ready),
-        len(loads),
+        counts=dict(grown),
+        held=sum(load.queued_requests for load in loads),
+        overdue=overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms)),
+        running=sum(load.running_requests for load in loads),
+        ahead_s=round(ahead_s / max(1, len(ready)), 1),
+        ready=len(ready),
+        instances=len(loads),
     )
 
 

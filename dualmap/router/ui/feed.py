@@ -301,7 +301,17 @@ class Feed:
             may_be_empty = pool.waiting_room is not None
             scaled, discovery = self._scaled.get(name), self._discovery.get(name, DiscoveryStatus())
             states.append(
-                PoolState(name, pool.view.view, slo_s, overview, counted, scaled, may_be_empty, discovery, over_s)
+                PoolState(
+                    name,
+                    pool.view.view,
+                    slo_s,
+                    overview,
+                    recent=counted,
+                    scaled=scaled,
+                    may_be_empty=may_be_empty,
+                    discovery=discovery,
+                    recent_s=over_s,
+                )
             )
         recent = self._recent_events.read(statuses, self._runtime.context.clock.monotonic_s()) | self._limited()
         fleet = FleetState(self._runtime.context.replica_id, states, statuses, recent)

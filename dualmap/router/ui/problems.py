@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ class Problem:
     since_ms: int | None = None
     """Beginning by the store's clock; None: the store does not know."""
     instances: tuple[str, ...] = ()
+    _: KW_ONLY
     weight: float = 0.0
     """How bad it is, beside itself at another time."""
     kind: str = ""
@@ -73,6 +74,7 @@ class PoolState:
     slo_s: float
     overview: PoolOverview | None
     """None: the store is away."""
+    _: KW_ONLY
     recent: TrafficCounts = field(default_factory=TrafficCounts)
     """Counts of the last minute."""
     scaled: ScaleEntry | None = None

@@ -21,7 +21,7 @@ class Avoidance:
     for_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class ReplicaStatus:
     """One replica at one moment. Counts are since it started."""
 

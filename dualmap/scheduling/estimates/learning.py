@@ -6,7 +6,7 @@ The store logs samples; the leader reads them, in order, and publishes. Replicas
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from dualmap.scheduling.estimates.answer_length import AnswerLengths
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
@@ -50,6 +50,7 @@ class FirstTokenSample:
     features: tuple[float, ...] | None
     """Features of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was
     retried, migrated, or deferred."""
+    _: KW_ONLY
     unseen: int = 0
     """Prefills without a seen end since ``former_ms``: of answers that do not stream. The time between has a part in
     it that is theirs, so it says nothing of the rate."""
@@ -81,6 +82,7 @@ class EndSample:
     """Prompt tokens, as the instance counted them."""
     answer_tokens: int = 0
     """Tokens of the answer, where it was answered to its end."""
+    _: KW_ONLY
     output_limit: int = 0
     """The most tokens that it let its answer have; 0: it set no limit."""
     answer_ms: int = 0
@@ -141,6 +143,7 @@ class FleetLearner:
     """The leader's memory of what it learned. A new leader reads the log from its beginning."""
 
     learned: Learned
+    _: KW_ONLY
     _rates: dict[Role, PeerRates] = field(default_factory=dict)
     _ttft: Ridge = field(default_factory=ttft_prior)
     _transfer: Ridge = field(default_factory=transfer_prior)

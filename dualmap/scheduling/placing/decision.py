@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import KW_ONLY
 from enum import StrEnum
 from typing import Protocol
 
@@ -61,6 +62,7 @@ class Decision:
     alternative_id: str | None = None
     """The next best: a held request may migrate there, a failed one is retried there."""
     alternative_uncached_tokens: int = 0
+    _: KW_ONLY
     seen_pending_tokens: int | None = None
     """Pending tokens the decision relied on; the reservation checks them again. None: nothing can be stale."""
 

@@ -385,6 +385,7 @@ class _Run:
     search: Search
     rounds: tuple[Placed, ...] = ()
     full: frozenset[str] = _NONE
+    _: KW_ONLY
     gone: frozenset[str] = _NONE
     trips: int = 0
     key: HashKey | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from dataclasses import KW_ONLY
 from typing import Protocol
 
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder, QueuePlan, plan_queue
@@ -24,6 +25,7 @@ class Grant:
     attempt: int
     uncached_tokens: int
     """Prompt tokens to prefill there, as counted when the request was dispatched."""
+    _: KW_ONLY
     deferred: bool = False
     """Whether it had been deferred: its TTFT says little about its instance."""
     running_requests: int = 0

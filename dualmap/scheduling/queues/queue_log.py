@@ -9,6 +9,7 @@ deferred, or moved to another queue. Only steps that concern held requests are w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY
 from enum import StrEnum
 
 from dualmap.scheduling.tenants.classes import rank_of_band
@@ -42,6 +43,7 @@ class QueueStep:
     """The first reservation of a request that was dispatched."""
     band: int = 0
     tenant: str = ""
+    _: KW_ONLY
     tokens: int = 0
     """Prompt tokens to prefill, of a request that was deferred."""
     tokens_per_s: float = 0.0

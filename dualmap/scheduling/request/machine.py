@@ -690,7 +690,7 @@ MAX_CONTINUATIONS = 8
 """Times that one answer continues on another instance at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class RequestRules:
     """The rules that a pool's requests are served by on one replica, as its settings are now."""
 
@@ -793,6 +793,7 @@ class DecodeLeg:
     """The instance of the prefill leg, if it could answer too: the KV is to leave it, and no connector is known to send
     it to its own instance. Empty once there is no other."""
     placed: Placed | None = None
+    _: KW_ONLY
     target: InstanceSpec | None = None
     """The instance that it may be sent to; None while it is being placed."""
     cached_tokens: int = 0
@@ -1111,11 +1112,11 @@ class RequestMachine:
             "",
             _STORED_HELD,
             attempt,
-            0,
-            chain.prompt_tokens,
-            self.expected_output_tokens,
-            round(slo_s * 1000),
-            self.enqueued_ms,
+            uncached_tokens=0,
+            prompt_tokens=chain.prompt_tokens,
+            expected_output_tokens=self.expected_output_tokens,
+            slo_ms=round(slo_s * 1000),
+            enqueued_ms=self.enqueued_ms,
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
             model=self.stored_name(),
@@ -1434,10 +1435,10 @@ class RequestMachine:
             "",
             _STORED_HELD,
             self.decode_attempt,
-            0,
-            chain.prompt_tokens,
-            self.expected_output_tokens,
-            round(self.spec.slo_s * 1000),
+            uncached_tokens=0,
+            prompt_tokens=chain.prompt_tokens,
+            expected_output_tokens=self.expected_output_tokens,
+            slo_ms=round(self.spec.slo_s * 1000),
             model=self.stored_name(),
             tenant=self.spec.claim.tenant,
             drawn=drawn_text(self.spec.claim.draws) if self.spec.claim.draws is not None else "",
@@ -1877,7 +1878,7 @@ class RequestMachine:
         used: str = "",
     ) -> Release:
         """The release of whatever is left of the request, or of its decode leg, up to this attempt."""
-        return Release(leg_id, "", self.rules.replica_id, attempt, note, seen, gives_back, used)
+        return Release(leg_id, "", self.rules.replica_id, attempt, note=note, seen=seen, returned=gives_back, used=used)
 
     # what it teaches -------------------------------------------------------------------------------------------
     def ttft_sample(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY
+
 from dualmap.scheduling.tenants.budgets import Draws
 from dualmap.scheduling.values import value
 
@@ -19,6 +21,7 @@ class Release:
     release. Empty: any."""
     attempt: int | None = None
     """A newer attempt is left alone; None: any."""
+    _: KW_ONLY
     note: str = ""
     """JSON that is logged for the leader, see ``scheduling.estimates.learning``; empty: nothing is."""
     seen: bool = False

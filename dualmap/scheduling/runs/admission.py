@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import inf
 
 from dualmap.scheduling.prompts.chain import Chain
@@ -89,6 +89,7 @@ class Run:
     """Attained service in token-seconds."""
     charged_s: float = 0.0
     """The time up to which its service is counted."""
+    _: KW_ONLY
     quantum_from: float = 0.0
     """Its service when its quantum began."""
     interrupted: bool = False

@@ -7,7 +7,7 @@ act states what it expects to find, so that carrying a decision out twice does n
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import exp
 from typing import Protocol
 
@@ -181,6 +181,7 @@ class ScaleKeeper:
     block_tokens: int
     configured_spares: tuple[str, ...] = ()
     """Instances that the configuration parks from the start."""
+    _: KW_ONLY
     time_scale: float = 1.0
     """Engine seconds in one of the store's."""
     arrived: Callable[[], int] = lambda: 0

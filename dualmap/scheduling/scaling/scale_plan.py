@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import ceil, exp, sqrt
 
 from dualmap.scheduling.scaling.cusum import Cusum
@@ -101,6 +101,7 @@ class FleetFigures:
     """Time since the last look."""
     work_s: float = 0.0
     """Seconds of prefill that arrived since."""
+    _: KW_ONLY
     late_s: float = 0.0
     """Held work that cannot be on time, over all instances."""
     late_instances: int = 0
@@ -189,6 +190,7 @@ class Span:
     """Some seconds of looks, added up."""
 
     begin_s: float
+    _: KW_ONLY
     at_s: float = 0.0
     """Time of the last look."""
     looks: int = 0
@@ -241,6 +243,7 @@ class ScalePlanner:
     """The memory of one leader. A new one begins without: it scales up within seconds, and down after minutes."""
 
     rule: ScaleRule
+    _: KW_ONLY
     _now: FleetFigures = field(default_factory=lambda: FleetFigures(float("-inf"), 0))
     _level_from_s: float = 0.0
     """Time from which looks show the level: before it caches were cold, or a crowd was there."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import KW_ONLY, replace
 from enum import StrEnum
 
 from dualmap.scheduling.state.instance import Role
@@ -27,6 +27,7 @@ class DecisionStatus(StrEnum):
 class ScaleRecord:
     """The fleet's scaling as of the last decision: of its decode instances, or of all others."""
 
+    _: KW_ONLY
     role: str = documented("`decode` in the record of the decode instances; else empty", default="")
     decision_id: int = documented("number of the last decision, 1 is the first", default=0)
     at_ms: int = documented("when it was made", default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields
 from enum import StrEnum
 from operator import attrgetter
 from typing import Final, Protocol
@@ -42,6 +42,7 @@ class InstanceSpec:
     url: str
     role: Role = Role.MIXED
     state: InstanceState = InstanceState.STARTING
+    _: KW_ONLY
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Prior of the learned prefill rate."""
     kv_capacity_tokens: int = 1_000_000
@@ -143,6 +144,7 @@ class InstanceLoad(LiveCounts):
     prefill_tokens_per_s: float = DEFAULT_PREFILL_TOKENS_PER_S
     """Learned prefill rate."""
     kv_capacity_tokens: int = 1_000_000
+    _: KW_ONLY
     passed_over_tokens: int = 0
     """Tokens of held requests that the last plan passed over; some of them may have left since."""
     dispatch_window_tokens: int = 4096

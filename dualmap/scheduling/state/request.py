@@ -6,7 +6,7 @@ change it: a grant makes a held request dispatched, its first token makes it pre
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import KW_ONLY, fields, replace
 from enum import StrEnum
 
 from dualmap.scheduling.errors import TransitionError
@@ -35,6 +35,7 @@ class StoredRequest:
     attempt: int = documented(
         "1, and one more for every retry, and for every reservation that the store had lost", reported=True
     )
+    _: KW_ONLY
     uncached_tokens: int = documented("prompt tokens to prefill: as placed, and as counted again when it is dispatched")
     prompt_tokens: int = documented("length of the prompt", reported=True)
     expected_output_tokens: int = documented("assumed length of the answer", reported=True)

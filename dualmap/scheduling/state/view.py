@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.hotness import HashKey, HotnessTree
@@ -24,6 +24,7 @@ class ClusterView:
     """Every known instance by id, in any state."""
     ready: tuple[str, ...]
     """Ids of the ready prefill-capable instances, sorted; where there is none, of the decode-capable ones."""
+    _: KW_ONLY
     rings: DualRing
     """The two rings over ``ready``."""
     tree: HotnessTree
@@ -65,10 +66,10 @@ class ClusterView:
             tree_version,
             instances,
             ready,
-            _rings(ready, None if previous is None else previous.rings, virtual_nodes),
-            tree,
-            _block_tokens(instances.values()),
-            _roles(ready, instances),
+            rings=_rings(ready, None if previous is None else previous.rings, virtual_nodes),
+            tree=tree,
+            block_tokens=_block_tokens(instances.values()),
+            roles=_roles(ready, instances),
             is_uniform=_is_uniform(instances.values()),
             has_ranks=any(spec.data_parallel_rank is not None for spec in instances.values()),
             _former_groups={} if previous is None else previous._groups,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import KW_ONLY, field
 from typing import Any
 
 from msgspec.structs import force_setattr
@@ -23,6 +23,7 @@ class Tenant:
     """The highest class that its requests may have, and the one they have unless they say otherwise; empty: none."""
     weight: float = 1.0
     """The share of the work beside other tenants, relative to theirs; above 0."""
+    _: KW_ONLY
     shares_cache: bool = False
     """Requests may find what others left in KV caches, also where those of tenants are kept apart."""
     limits_models: bool = False

@@ -173,7 +173,7 @@ class ConfiguredFleet:
     late_requests: Literal["serve", "refuse"] = "serve"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class FleetOptions:
     """The fleet of the options and the settings."""
 

@@ -24,7 +24,7 @@ TENANTS_SEND_S = 120.0
 """Time for which tenants send, unless an option names another."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class TenantRow:
     """The figures of one tenant under one rule."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
 from dualmap.simulation.emulator.connection import Responder
@@ -23,6 +23,7 @@ class Call:
     responder: Responder
     arrived_s: float
     """Engine time, as all times here."""
+    _: KW_ONLY
     ends: dict[int, Ended] = field(default_factory=dict)
     cached_tokens: dict[int, int] = field(default_factory=dict)
     """By choice, those of the first answer to each prompt, in the order in which they began."""

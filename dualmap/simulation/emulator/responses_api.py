@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import orjson
@@ -87,6 +87,7 @@ class Wanted:
     max_output_tokens: int | None
     instructions: str | None
     temperature: float
+    _: KW_ONLY
     top_p: float
     tool_choice: object
     tools: Sequence[Mapping[str, Any]]

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class Efficiency:
     """Shares of the peaks that a serving stack reaches, and its cost on the host."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ class EngineConfig:
     costs: StepCosts
     kv_capacity_tokens: int = 1_000_000
     """KV memory in tokens, shared by running requests and the prefix cache."""
+    _: KW_ONLY
     tiers: tuple[KvTier, ...] = ()
     """Memory behind it, the nearest first, see ``simulation.engine.kv_tiers``. One of no size is not there."""
     ignores_load_limits: bool = False
@@ -148,7 +149,7 @@ class Event(NamedTuple):
     tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class EngineStatistics:
     """The engine at one moment, and what it counted since its start."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from dualmap.simulation.engine.engine_types import EngineRequest
 
@@ -12,6 +12,7 @@ class EngineSequence:
     """Mutable state of one request; owned by its engine."""
 
     request: EngineRequest
+    _: KW_ONLY
     order: int = 0
     """Grows with every admission to the running set, so the latest is preempted first."""
     prefill_tokens: int = 0

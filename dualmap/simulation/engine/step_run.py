@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from dualmap.simulation.engine.sequence import EngineSequence
 
@@ -17,6 +17,7 @@ class Run:
     steps: int
     first_s: float
     growth_s: float
+    _: KW_ONLY
     first_step: int
     """Number of the last step before the run, as the decode batch counts."""
     prefilled: tuple[EngineSequence, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from statistics import fmean, pstdev
 
 from dualmap.scheduling.request.outcome import Outcome
@@ -33,6 +33,7 @@ class RequestOutcome:
     input_tokens: int
     output_tokens: int
     slo_s: float
+    _: KW_ONLY
     chosen_id: str = ""
     """The instance whose queue it was put into; a migration may take it to another."""
     instance_id: str = ""
@@ -168,7 +169,7 @@ class TenantResult:
     """The part of it in that of all tenants."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class RunResult:
     """The figures of one run, its first ``skip_requests`` requests left out."""
 
@@ -255,7 +256,7 @@ class RunResult:
         return self.hit_rate / self.infinite_hit_rate if self.infinite_hit_rate > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class RunRecord:
     """Everything that one run leaves behind."""
 

@@ -38,7 +38,7 @@ from dualmap.simulation.workload.arrivals import TRACE_TIMES, Arrivals, Loop
 from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class ReplayOptions:
     """How a trace is sent."""
 

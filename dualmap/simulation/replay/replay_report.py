@@ -20,7 +20,7 @@ UNKNOWN_INSTANCE = "unknown"
 """Instance id of an answer without the ``x-dualmap-instance`` header (a bare vLLM server, an error of the router)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class ReplayedRequest:
     """The outcome of one request. Times in engine seconds; None: it never got there."""
 
@@ -90,7 +90,7 @@ class CachedError:
     within_128: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class ReplayReport:
     """The figures of a replay, its first ``skipped`` requests left out of all but the counts."""
 
@@ -146,7 +146,7 @@ class ReplayReport:
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class ReplayRecord:
     """Everything that a replay leaves behind."""
 

@@ -35,6 +35,7 @@ class SimulatedAutoscaler:
         autoscale: Autoscale,
         fleet: SimulatedFleet,
         leader: Leader,
+        *,
         order: QueueOrder,
         events: EventQueue,
         spares: Sequence[InstanceSpec],

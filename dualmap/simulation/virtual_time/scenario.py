@@ -3,7 +3,7 @@ process."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -75,6 +75,7 @@ class Scenario:
     dispatch: Dispatch | None = None
     """None: the policy's own form, see ``dispatch_of``."""
     dispatch_window_tokens: int = 4096
+    _: KW_ONLY
     max_queued_requests: int = UNLIMITED
     """Held requests of one instance; one more is refused."""
     fleet: tuple[InstanceSpec, ...] = ()

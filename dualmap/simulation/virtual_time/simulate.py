@@ -236,9 +236,16 @@ class Simulation:
         (replica,) = self.replicas
         replica.waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
-            autoscale, replica.fleet, replica.leader, self._order, self._events, spares, self._renew,
-            lambda: len(self._places), lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
-        )  # fmt: skip
+            autoscale,
+            replica.fleet,
+            replica.leader,
+            order=self._order,
+            events=self._events,
+            spares=spares,
+            renew=self._renew,
+            arrived=lambda: len(self._places),
+            waiting=lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
+        )
 
     def _described(self, index: int) -> InstanceSpec:
         """The instance of this number, from 0, whose engine is known from now on."""

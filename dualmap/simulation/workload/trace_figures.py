@@ -13,7 +13,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 BURST_S = 3.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class TraceFigures:
     """Figures that two equivalent traces have in common."""
 

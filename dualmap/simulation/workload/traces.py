@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class TraceRequest:
     """One id per block; equal ids in two requests mean that they agree up to and including that block."""
     slo_ttft_s: float | None = None
     """The TTFT SLO of the request, as a client sends it with ``x-slo-ttft-ms``; None: it leaves it to the fleet."""
+    _: KW_ONLY
     tenant: str = ""
     """The tenant that it is for; empty: none."""
     priority: str = ""
@@ -205,8 +206,8 @@ def _mooncake_request(line: bytes, block_tokens: int, before_s: float) -> TraceR
     if not isinstance(after, list):
         raise ValueError("after must be a list of session ids")
     return TraceRequest(
-        arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant, priority,
-        session, think_s, tuple(map(_session, after)),
+        arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant=tenant, priority=priority,
+        session=session, think_s=think_s, after=tuple(map(_session, after)),
     )  # fmt: skip
 
 

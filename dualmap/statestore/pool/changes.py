@@ -7,7 +7,7 @@ No request waits for one, so it may take two round trips, and a third where anot
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, TypeVar
 
 import orjson
@@ -37,6 +37,7 @@ class Change:
     """
     counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Increments of counts, by id and name: they depend on nothing that others change meanwhile."""
+    _: KW_ONLY
     counted: bool = False
     """Plans for these instances were made for other figures."""
     drawn: Sequence[str] = ()

@@ -9,7 +9,7 @@ not of a replica, and need no reader.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 import msgspec
@@ -34,6 +34,7 @@ class PoolSample:
     at_ms: int
     over_s: float
     """Time since the sample before."""
+    _: KW_ONLY
     counts: Mapping[str, int] = field(default_factory=dict)
     """Growth of the replicas' counts by name; none that did not grow."""
     held: int = 0
@@ -66,6 +67,7 @@ class KnownProblem:
     since_ms: int
     seen_ms: int
     """When it was there last."""
+    _: KW_ONLY
     until_ms: int | None = None
     """When it was over; None: it is not."""
     weight: float = 0.0
@@ -81,6 +83,7 @@ class ChronicleRecord:
 
     at_ms: int = 0
     by: str = ""
+    _: KW_ONLY
     sampled_ms: int = 0
     """The time of the last sample."""
     states: Mapping[str, str] = field(default_factory=dict)

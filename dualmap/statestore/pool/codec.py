@@ -23,6 +23,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.tenants.budgets import KINDS, Period
 from dualmap.scheduling.tenants.shares import Work, grown
+from dualmap.scheduling.values import in_order
 from dualmap.statestore.call_values import Note, Transition
 from dualmap.statestore.leases import Leadership, ReplicaInfo
 from dualmap.statestore.pool.readable import LARGEST_COUNT, UNREADABLE, count_from, each_readable, is_readable
@@ -172,10 +173,7 @@ def transition_from(reply: Any) -> Transition:
 
 def grant_from(text: bytes) -> Grant:
     """A newer version appends fields."""
-    return Grant(*orjson.loads(text)[:_GRANT_FIELDS])
-
-
-_GRANT_FIELDS: Final = len(fields(Grant))
+    return in_order(Grant, orjson.loads(text))
 
 
 def queue_step_text(kind: StepKind, request_id: str, at_ms: int, *more: str | float) -> bytes:

@@ -78,11 +78,11 @@ class Views(Changes):
         followed = await self._calls.together([("HGETALL", keys.kv_events(name.decode())) for name in members])
         return PoolSnapshot(
             *overview,
-            count_from(meta.get(b"epoch", b"0")),
-            count_from(meta.get(b"tree_version", b"0")),
-            codec.specs_from(specs),
-            tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
-            {
+            epoch=count_from(meta.get(b"epoch", b"0")),
+            tree_version=count_from(meta.get(b"tree_version", b"0")),
+            instances=codec.specs_from(specs),
+            requests=tuple(sorted(requests, key=lambda request: (request.enqueued_ms, request.request_id))),
+            kv_views={
                 name.decode(): codec.record_from(KvEventRecord(name.decode()), pairs_from(flat))
                 for name, flat in zip(members, followed, strict=True)
             },

@@ -62,7 +62,7 @@ class Edition:
         return cls(int(number), token)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(kw_only=True, frozen=True, slots=True)
 class TenantChange:
     """One line of the log."""
 
@@ -155,7 +155,17 @@ class TenantBook(Changes):
         number, token = max(known.number, beyond) + 1, secrets.token_hex(8)
         edition, now_ms = Edition(number, token), await self._calls.now_ms()
         follows = "" if known.text is None else known.text.decode()
-        line = TenantChange(now_ms, by, action, [*texts], before, after, number, token, follows)
+        line = TenantChange(
+            at_ms=now_ms,
+            by=by,
+            action=action,
+            tenants=[*texts],
+            before=before,
+            after=after,
+            edition=number,
+            token=token,
+            follows=follows,
+        )
         keys = self._names
         commands: list[Command] = [
             ("HDEL", keys.tenants, name) if text is None else ("HSET", keys.tenants, name, text)

@@ -11,7 +11,7 @@ the drainer parks it once it is empty; then it is removed. If its server serves 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
@@ -29,6 +29,7 @@ class Found:
     uid: str
     url: str
     role: Role = Role.MIXED
+    _: KW_ONLY
     data_parallel_rank: int | None = None
     aliases: tuple[str, ...] = ()
     """Further names of the pool's model."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from dualmap.scheduling.state.instance import Role
@@ -64,6 +64,7 @@ class Pod:
 
     uid: str
     name: str
+    _: KW_ONLY
     ip: str
     is_ready: bool
     is_terminating: bool
@@ -124,11 +125,12 @@ def pod_from(given: Mapping[str, Any]) -> Pod:
     return Pod(
         _text(metadata, "uid"),
         _text(metadata, "name"),
-        str(status.get("podIP") or ""),
-        phase == "Running" and any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
-        metadata.get("deletionTimestamp") is not None,
-        _texts(metadata.get("labels"), "metadata.labels"),
-        _texts(metadata.get("annotations"), "metadata.annotations"),
+        ip=str(status.get("podIP") or ""),
+        is_ready=phase == "Running"
+        and any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions),
+        is_terminating=metadata.get("deletionTimestamp") is not None,
+        labels=_texts(metadata.get("labels"), "metadata.labels"),
+        annotations=_texts(metadata.get("annotations"), "metadata.annotations"),
     )
 
 
@@ -152,7 +154,16 @@ def _pod_of_endpoint(endpoint: Mapping[str, Any], ports: tuple[int, ...]) -> Pod
     if not isinstance(addresses, list) or not addresses:
         raise ValueError("an endpoint has no addresses")
     ready, terminating = conditions.get("ready") is not False, conditions.get("terminating") is True
-    return Pod(_text(target, "uid"), _text(target, "name"), str(addresses[0]), ready, terminating, {}, {}, ports)
+    return Pod(
+        _text(target, "uid"),
+        _text(target, "name"),
+        ip=str(addresses[0]),
+        is_ready=ready,
+        is_terminating=terminating,
+        labels={},
+        annotations={},
+        ports=ports,
+    )
 
 
 def merged(pods: Iterable[Pod]) -> Iterator[Pod]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY
 from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
@@ -60,6 +61,7 @@ class Stored:
     parent: int | None
     token_bytes: bytes
     """Token ids of all of them, unsigned 32 bit each."""
+    _: KW_ONLY
     block_tokens: int
     extras: Sequence[bytes]
     """Encoded extra keys of each block, or none at all."""
@@ -132,10 +134,10 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         names,
         None if parent is None else _name(parent),
         array("I", fields.get("token_ids") or ()).tobytes(),
-        int(fields.get("block_size") or 0),
-        extras,
-        _is_device(fields),
-        fields.get("group_idx"),
+        block_tokens=int(fields.get("block_size") or 0),
+        extras=extras,
+        device=_is_device(fields),
+        group=fields.get("group_idx"),
         # An adapter by number alone has no name that a request would have.
         translatable=bool(extras or lora or fields.get("lora_id") is None),
         adapter=Adapter(lora, int(fields.get("lora_id") or 0)) if lora else None,

@@ -35,7 +35,17 @@ def waiters_of(pool: Any, clock: Any, *, refuses_late: bool = False) -> GrantWai
 
 
 def held_record(request_id: str) -> StoredRequest:
-    return StoredRequest(request_id, "replica-1", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000)
+    return StoredRequest(
+        request_id,
+        "replica-1",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=100,
+        expected_output_tokens=256,
+        slo_ms=5000,
+    )
 
 
 def granted(request_id: str, attempt: int, *, instance_id: str = "a") -> Grant:
@@ -184,7 +194,16 @@ class Records:
 
     def __init__(self, attempt: int, *, deferred: bool = True) -> None:
         self._record = StoredRequest(
-            "x", "replica-1", "a", RequestState.HELD, attempt, 1200, 1200, 10, 5000, deferred=deferred
+            "x",
+            "replica-1",
+            "a",
+            RequestState.HELD,
+            attempt,
+            uncached_tokens=1200,
+            prompt_tokens=1200,
+            expected_output_tokens=10,
+            slo_ms=5000,
+            deferred=deferred,
         )
 
     async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:

@@ -103,7 +103,17 @@ NOT_READY = answer(S.NOT_READY, None)
 def search(policy: Callable[..., Policy], query: Callable[..., RouteQuery]) -> Callable[..., Search]:
     def build(fleet: HandFleet, name: str = "dualmap-least-cost", **changes: Any) -> Search:
         asked = query()
-        request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, asked.chain.prompt_tokens, 50, slo_ms=5000)
+        request = StoredRequest(
+            "r",
+            "one",
+            "",
+            RequestState.HELD,
+            1,
+            uncached_tokens=0,
+            prompt_tokens=asked.chain.prompt_tokens,
+            expected_output_tokens=50,
+            slo_ms=5000,
+        )
         return Search(SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0), asked, request, **changes)
 
     return build

@@ -74,7 +74,17 @@ def put(policy: Callable[..., Policy]) -> Built:
         rule = SplitRule(SplitSettings(**settings))
         slo_s = rule.prefill_slo_s(5.0, asked.prompt_tokens, fleet.view, fleet.learned)
         slo_ms = round(slo_s * 1000)
-        request = StoredRequest(request_id, "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=slo_ms)
+        request = StoredRequest(
+            request_id,
+            "one",
+            "",
+            RequestState.HELD,
+            1,
+            uncached_tokens=0,
+            prompt_tokens=asked.prompt_tokens,
+            expected_output_tokens=50,
+            slo_ms=slo_ms,
+        )
         query = RouteQuery(asked, slo_s, excluded=failed)
         rules = SearchRules(policy(name), QueueOrder(True, 30.0), fleet, 3.0, split=rule)
         return drive_now(Search(rules, query, request).run(), fleet).placed
@@ -85,7 +95,15 @@ def put(policy: Callable[..., Policy]) -> Built:
 def decode(fleet: Fleet, request_id: str, asked: Chain) -> Placed:
     made = DecodeLegs(4.0, SplitRule(SplitSettings()))
     request = StoredRequest(
-        decode_leg_id(request_id), "one", "", RequestState.HELD, 1, 0, asked.prompt_tokens, 50, slo_ms=5000
+        decode_leg_id(request_id),
+        "one",
+        "",
+        RequestState.HELD,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=asked.prompt_tokens,
+        expected_output_tokens=50,
+        slo_ms=5000,
     )
     rules = SearchRules(made, QueueOrder(True, 30.0), fleet, 3.0)
     search = Search(rules, RouteQuery(asked, 5.0), request, leg=Leg.DECODE)

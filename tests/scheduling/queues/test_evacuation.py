@@ -13,7 +13,18 @@ Load = Callable[..., InstanceLoad]
 
 def held(name: str, other: str | None, *, there: int = 100, prompt: int = 1000) -> StoredRequest:
     figures = {"alternative_id": other, "alternative_uncached_tokens": there}
-    return StoredRequest(name, "replica", "lost", RequestState.HELD, 1, 500, prompt, 256, slo_ms=5000, **figures)
+    return StoredRequest(
+        name,
+        "replica",
+        "lost",
+        RequestState.HELD,
+        1,
+        uncached_tokens=500,
+        prompt_tokens=prompt,
+        expected_output_tokens=256,
+        slo_ms=5000,
+        **figures,
+    )
 
 
 def targets(*loads: InstanceLoad, requests: list[StoredRequest], **roles: Role) -> list[tuple[str, str]]:

@@ -23,7 +23,18 @@ BATCH = class_band(2)
 
 
 def waiting(name: str, tokens: int, since_ms: int, band: int = BATCH) -> StoredRequest:
-    held = StoredRequest(name, "one", "a", RequestState.HELD, 1, tokens, tokens, 10, 5000, since_ms)
+    held = StoredRequest(
+        name,
+        "one",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=tokens,
+        prompt_tokens=tokens,
+        expected_output_tokens=10,
+        slo_ms=5000,
+        enqueued_ms=since_ms,
+    )
     return replace(held, band=band, deferred=True)
 
 

@@ -24,7 +24,15 @@ def held(name: str, tokens: int, **fields: Any) -> StoredRequest:
     """Arrived now, with an SLO of 5 s and no hit anywhere."""
     made = {"slo_ms": 5000, "enqueued_ms": NOW_MS, **fields}
     return StoredRequest(
-        name, "replica", "a", RequestState.HELD, 1, tokens, made.pop("prompt_tokens", tokens), 256, **made
+        name,
+        "replica",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=tokens,
+        prompt_tokens=made.pop("prompt_tokens", tokens),
+        expected_output_tokens=256,
+        **made,
     )
 
 

@@ -533,7 +533,18 @@ def test_a_request_that_is_deferred_goes_in_the_next_plan_at_the_earliest(load: 
 @pytest.mark.parametrize(("waited_s", "over"), [(6.9, False), (7.0, True)])
 def test_a_deferred_request_gives_up_so_long_after_its_deadline(waited_s: float, over: bool) -> None:
     order = QueueOrder(by_deadline=True, max_deferred_s=2.0)
-    deferred = StoredRequest("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, deferred=True)
+    deferred = StoredRequest(
+        "r",
+        "one",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=100,
+        expected_output_tokens=10,
+        slo_ms=5000,
+        deferred=True,
+    )
 
     assert order.gives_up(deferred, waited_s) is over
     assert not order.gives_up(replace(deferred, deferred=False), waited_s)
@@ -542,7 +553,18 @@ def test_a_deferred_request_gives_up_so_long_after_its_deadline(waited_s: float,
 def test_requests_that_were_held_first_come_first_served_have_deadlines_in_the_order_that_follows() -> None:
     """The order of a running fleet was changed: nothing that is held is overdue by that."""
     settings = SchedulingSettings(queue_order="fifo", slo_ttft_s=5.0)
-    held = StoredRequest("r", "one", "a", RequestState.HELD, 1, 100, 100, 10, slo_ms=5000, enqueued_ms=NOW_MS)
+    held = StoredRequest(
+        "r",
+        "one",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=100,
+        expected_output_tokens=10,
+        slo_ms=5000,
+        enqueued_ms=NOW_MS,
+    )
     by_deadline = queue_order_of(settings.model_copy(update={"queue_order": "deadline"}))
 
     assert queue_order_of(settings).rank_of(held) == by_deadline.rank_of(held) == NOW_MS + 5000
@@ -589,8 +611,29 @@ def test_a_request_is_listed_by_its_order_and_behind_every_deadline_once_deferre
     order: QueueOrder, rank_ms: int
 ) -> None:
     figures = {"slo_ms": 5000, "enqueued_ms": 1000}
-    request = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures)
-    late = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 900, 256, **figures, deferred=True)
+    request = StoredRequest(
+        "r",
+        "replica",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=900,
+        expected_output_tokens=256,
+        **figures,
+    )
+    late = StoredRequest(
+        "r",
+        "replica",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=900,
+        expected_output_tokens=256,
+        **figures,
+        deferred=True,
+    )
 
     assert (order.rank_of(request), order.rank_of(late)) == (rank_ms, rank_ms + DEFERRED_RANK_MS)
 
@@ -601,7 +644,18 @@ def test_the_order_is_the_settings() -> None:
 
 def test_by_default_a_late_request_waits_as_long_as_any_may_be_held() -> None:
     order, settings = queue_order_of(SchedulingSettings()), SchedulingSettings()
-    late = StoredRequest("r", "replica", "a", RequestState.HELD, 1, 100, 100, 256, slo_ms=5000, deferred=True)
+    late = StoredRequest(
+        "r",
+        "replica",
+        "a",
+        RequestState.HELD,
+        1,
+        uncached_tokens=100,
+        prompt_tokens=100,
+        expected_output_tokens=256,
+        slo_ms=5000,
+        deferred=True,
+    )
 
     assert not order.gives_up(late, settings.max_hold_s)
     assert queue_order_of(SchedulingSettings()).by_deadline

@@ -16,7 +16,18 @@ ACME = Account("acme", "ci", "batch", "a model with blanks")
 def stored(
     request_id: str = "x", state: RequestState = RequestState.PREFILLED, account: str = str(ACME)
 ) -> StoredRequest:
-    return StoredRequest(request_id, "one", "a", state, 1, 0, 300, 50, 5000, account=account)
+    return StoredRequest(
+        request_id,
+        "one",
+        "a",
+        state,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=300,
+        expected_output_tokens=50,
+        slo_ms=5000,
+        account=account,
+    )
 
 
 @pytest.mark.parametrize("account", [ACME, Account("acme", "ci", "", "m"), Account("a-b_c.d", "0", "", "org/m:7b")])

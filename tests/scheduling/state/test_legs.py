@@ -6,7 +6,18 @@ from dualmap.scheduling.state.request import RequestState, StoredRequest
 
 
 def request(leg: Leg, state: RequestState) -> StoredRequest:
-    return StoredRequest("r", "one", "a", state, 1, 300, 1000, 50, slo_ms=5000, leg=leg)
+    return StoredRequest(
+        "r",
+        "one",
+        "a",
+        state,
+        1,
+        uncached_tokens=300,
+        prompt_tokens=1000,
+        expected_output_tokens=50,
+        slo_ms=5000,
+        leg=leg,
+    )
 
 
 def test_a_prefill_leg_goes_to_no_decode_instance_and_a_decode_leg_to_no_prefill_instance() -> None:

@@ -13,7 +13,18 @@ from dualmap.scheduling.state.request import StoredRequest, growth_at_prefill
 
 def request(state: State, *, deferred: bool = False, band: int = 0) -> StoredRequest:
     return StoredRequest(
-        "r", "replica", "a", state, 2, 100, 900, 256, slo_ms=5000, enqueued_ms=1000, deferred=deferred, band=band
+        "r",
+        "replica",
+        "a",
+        state,
+        2,
+        uncached_tokens=100,
+        prompt_tokens=900,
+        expected_output_tokens=256,
+        slo_ms=5000,
+        enqueued_ms=1000,
+        deferred=deferred,
+        band=band,
     )
 
 

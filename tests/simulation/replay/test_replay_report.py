@@ -121,7 +121,20 @@ def test_the_report_goes_to_json_and_to_a_table() -> None:
 
 
 def test_nothing_answered_gives_a_report_of_nothing() -> None:
-    report = summarize_replay(ReplayRecord("made", "http://x", 1.0, 1.0, 5.0, 0, (failed(0, "timeout"),), 0, (), None))
+    report = summarize_replay(
+        ReplayRecord(
+            trace="made",
+            url="http://x",
+            rate_per_s=1.0,
+            time_scale=1.0,
+            slo_ttft_s=5.0,
+            skip_requests=0,
+            requests=(failed(0, "timeout"),),
+            unsent=0,
+            samples=(),
+            migrations=None,
+        )
+    )
     assert (report.effective_capacity, report.hit_rate, report.load_cv, report.migrations) == (0.0, None, None, None)
     assert (report.ttft_error_p50, report.ttft_error_p90, report.ttft_error_s) == (None, None, None)
     rows = dict(report_rows(report))

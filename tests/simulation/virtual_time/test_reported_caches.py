@@ -64,7 +64,17 @@ def test_an_engine_that_began_again_is_followed_again() -> None:
 
 def test_bookings_that_are_never_reported_end() -> None:
     followed = Followed()
-    request = StoredRequest("r", "one", "", RequestState.HELD, 1, 0, 1024, 10, 5000)
+    request = StoredRequest(
+        "r",
+        "one",
+        "",
+        RequestState.HELD,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=1024,
+        expected_output_tokens=10,
+        slo_ms=5000,
+    )
     followed.apply()
     at_once(
         followed.pool.store.place(

@@ -22,7 +22,17 @@ def fleet(engine_queues: dict[str, int] | None = None) -> SimulatedFleet:
 
 
 def placement(request_id: str = "1") -> Placement:
-    request = StoredRequest(request_id, "r", "", RequestState.HELD, 1, 0, 512, 256, 5000)
+    request = StoredRequest(
+        request_id,
+        "r",
+        "",
+        RequestState.HELD,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=512,
+        expected_output_tokens=256,
+        slo_ms=5000,
+    )
     return Placement(request, CHAIN, Weighing(Leg.WHOLE, ("a", "b"), Weights(PLAIN_TTFT, PLAIN_TTFT)))
 
 

@@ -30,7 +30,17 @@ def pool() -> SimulatedPool:
 
 
 def place(pool: SimulatedPool, request_id: str) -> PlaceStatus:
-    request = StoredRequest(request_id, REPLICA, "", RequestState.HELD, 1, 0, 400, 50, 5000)
+    request = StoredRequest(
+        request_id,
+        REPLICA,
+        "",
+        RequestState.HELD,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=400,
+        expected_output_tokens=50,
+        slo_ms=5000,
+    )
     placement = Placement(
         request, own_chain(request_id, 400), Weighing(Leg.WHOLE, ("a",), Weights(PLAIN_TTFT, PLAIN_TTFT))
     )

@@ -46,7 +46,14 @@ def test_a_map_and_an_array_say_the_same() -> None:
     assert (by_map.sequence, by_map.published_s, by_map.rank) == (3, 12.5, 0)
     (stored,) = by_map.events
     assert stored == Stored(
-        [7, 8], 6, array("I", [1, 2, 3, 4]).tobytes(), 2, [b"", encode_extra_keys(["salt"])], True, 0, True
+        [7, 8],
+        6,
+        array("I", [1, 2, 3, 4]).tobytes(),
+        block_tokens=2,
+        extras=[b"", encode_extra_keys(["salt"])],
+        device=True,
+        group=0,
+        translatable=True,
     )
 
 

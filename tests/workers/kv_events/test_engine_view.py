@@ -149,9 +149,9 @@ def test_blocks_whose_parent_or_adapter_is_unknown_are_left_out(event: Stored) -
 @pytest.mark.parametrize(
     "event",
     [
-        Stored([2], None, b"1234", 4, [], True, 0, True),
+        Stored([2], None, b"1234", block_tokens=4, extras=[], device=True, group=0, translatable=True),
         stored(2, group=1),
-        Stored([2], None, bytes(8), 2, [], True, 0, True),
+        Stored([2], None, bytes(8), block_tokens=2, extras=[], device=True, group=0, translatable=True),
         stored(2, extras=[b"", b""]),
     ],
     ids=["token ids", "group", "block size", "extra keys"],
@@ -167,7 +167,9 @@ def test_what_is_ambiguous_is_refused(event: Stored) -> None:
 def test_memory_is_bounded() -> None:
     names = range(MAX_BLOCKS + 1)
     with pytest.raises(AmbiguousEventsError, match="over"):
-        apply(EngineView(), Stored(names, None, b"", 4, [], False, 0, True))
+        apply(
+            EngineView(), Stored(names, None, b"", block_tokens=4, extras=[], device=False, group=0, translatable=True)
+        )
 
 
 def test_all_names_are_those_of_every_block_that_is_held() -> None:

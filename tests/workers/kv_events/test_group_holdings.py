@@ -41,7 +41,18 @@ class Hybrid:
         parent = self.name(prompt[: first * size]) if first else None
         tokens = array("I", prompt[first * size : ends[-1] if ends else first * size]).tobytes()
         names = [self.name(block) for block in blocks]
-        return Stored(names, parent, tokens, size, [], True, number, True, kind=kind, window_tokens=window)
+        return Stored(
+            names,
+            parent,
+            tokens,
+            block_tokens=size,
+            extras=[],
+            device=True,
+            group=number,
+            translatable=True,
+            kind=kind,
+            window_tokens=window,
+        )
 
     def remove(self, number: int, block: tuple[int, ...]) -> Removed:
         self.held[number][block] -= 1
@@ -216,7 +227,7 @@ def test_no_hit_is_expected_before_all_groups_have_shown_up_or_never_will() -> N
 def test_a_group_whose_hits_are_not_known_is_named(changes: dict[str, Any], reason: str) -> None:
     view = EngineView()
     fields = {"kind": STATE, "group": 1, "block_tokens": 4} | changes
-    first = Stored([1], None, bytes(16), 4, [], True, 0, True, kind=FULL)
+    first = Stored([1], None, bytes(16), block_tokens=4, extras=[], device=True, group=0, translatable=True, kind=FULL)
     other = Stored([1], None, bytes(16), extras=[], device=True, translatable=True, **fields)
 
     with pytest.raises(AmbiguousEventsError, match=reason):
@@ -229,14 +240,26 @@ def test_hits_inside_of_blocks_are_refused() -> None:
     view.apply(Batch(1, 2.0, events, 0))
 
     for group, kind in enumerate((FULL, STATE)):
-        partial = Stored([9], None, bytes(8), 2, [], True, group, True, kind=kind)
+        partial = Stored(
+            [9], None, bytes(8), block_tokens=2, extras=[], device=True, group=group, translatable=True, kind=kind
+        )
         with pytest.raises(AmbiguousEventsError, match="prefix-match-unit"):
             view.apply(Batch(2, 2.0, [partial], 0))
 
 
 def test_a_model_without_full_attention_is_refused() -> None:
     view = EngineView()
-    states = Stored(range(UNPLACED_BLOCKS + 1), None, bytes(16), 4, [], True, 0, True, kind=STATE)
+    states = Stored(
+        range(UNPLACED_BLOCKS + 1),
+        None,
+        bytes(16),
+        block_tokens=4,
+        extras=[],
+        device=True,
+        group=0,
+        translatable=True,
+        kind=STATE,
+    )
 
     with pytest.raises(AmbiguousEventsError, match="no cache group of full attention"):
         view.apply(Batch(1, 2.0, [states], 0))
