@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -99,18 +100,19 @@ class Readiness:
         return False
 
     async def _lack(self) -> Lack:
-        servers, some_ready, led = [], False, True
+        servers, seen, led = [], {}, True
         for pool in self._plan.settings.pools:
             snapshot = await self._store.pool(pool.name).snapshot()
             ready = {name for name, known in snapshot.instances.items() if known.state is InstanceState.READY}
             servers += [each for each in pool.instances if not each.standby and each.id not in ready]
-            some_ready = some_ready or bool(ready)
+            seen[pool.name] = len(ready)
             led = led and snapshot.leader is not None
+        some_ready = any(seen.values())
         if not led:
             return Lack("a worker that leads", tuple(servers), some_ready)
         for url in self._plan.ops_urls:
             answer = await asyncio.to_thread(fetch, f"{url}/ready", timeout_s=1.0)
-            if answer.status != HTTPStatus.OK:
+            if answer.status != HTTPStatus.OK or not _sees(answer.body, seen):
                 return Lack(f"the router at {url}", tuple(servers), some_ready)
         return Lack("", tuple(servers), some_ready)
 
@@ -129,6 +131,12 @@ class Readiness:
                 *(f"{server.id} at {server.url}: {answer}" for server, answer in zip(lack.servers, said, strict=True)),
             )
         )
+
+
+def _sees(report: bytes, ready: Mapping[str, int]) -> bool:
+    """Whether a router, by its report, knows of so many ready instances in each pool."""
+    pools = json.loads(report)["pools"]
+    return all(pools[name]["instances"].get(InstanceState.READY.value, 0) >= count for name, count in ready.items())
 
 
 def _answer_of(server: InstanceSettings, trust: InstanceTrust) -> str:

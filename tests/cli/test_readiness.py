@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -30,11 +31,14 @@ class Fleet:
     store: MemoryStore
     servers: dict[str, HttpReply] = field(default_factory=dict)
     routers: HTTPStatus = HTTPStatus.OK
+    routers_see: int = 9
+    """Ready instances in the routers' view."""
     said: list[str] = field(default_factory=list)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fetch(self, url: str, *, timeout_s: float, tls: object = None) -> HttpReply:
-        return self.servers.get(url.removesuffix("/health")) or HttpReply(self.routers, b"")
+        report = {"pools": {"default": {"instances": {"ready": self.routers_see}}}}
+        return self.servers.get(url.removesuffix("/health")) or HttpReply(self.routers, json.dumps(report).encode())
 
     async def lead(self) -> None:
         await self.store.pool("default").leader_lease.acquire("worker", 60_000)
@@ -165,3 +169,16 @@ async def test_a_stop_and_a_child_that_ended_end_the_wait(fleet: Fleet) -> None:
     await fleet.until_said("waiting for")
     fleet.stopping.set()
     assert await waiting is False
+
+
+async def test_a_router_that_does_not_know_of_the_ready_instances_is_waited_for(fleet: Fleet) -> None:
+    await fleet.lead()
+    await fleet.enter("instance-1", A)
+    await fleet.make_ready("instance-1")
+    fleet.routers_see = 0
+    waiting = fleet.waiting(A)
+    await fleet.until_said("waiting for the router at")
+
+    fleet.routers_see = 1
+
+    assert await waiting is True
