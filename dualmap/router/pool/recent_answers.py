@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Final
 
 from dualmap.runtime.clock import Clock
@@ -23,10 +22,6 @@ MAX_KEPT: Final = 4096
 _MAX_BLOCKS: Final = 128
 """Blocks of an answer at most: a prompt that ends further ahead is another one."""
 _NONE: Final[dict[int, tuple[int, int]]] = {}
-
-
-def _is_not() -> bool:
-    return False
 
 
 class RecentAnswers:
@@ -44,11 +39,11 @@ class RecentAnswers:
     def __len__(self) -> int:
         return len(self._since_s)
 
-    def ended(self, instance_id: str, chain: Chain, usage: Usage, is_hybrid: Callable[[], bool] = _is_not) -> None:
-        """An answer is complete. ``is_hybrid`` returns whether its instance runs a hybrid model, whose next turn does
-        not find it. Only an answer that would be kept is looked at."""
+    def ended(self, instance_id: str, chain: Chain, usage: Usage, *, is_hybrid: bool = False) -> None:
+        """An answer is complete. ``is_hybrid`` says whether its instance runs a hybrid model, whose next turn does not
+        find it."""
         output_tokens, hashes = usage.output_tokens, chain.hashes
-        if not output_tokens or not isinstance(hashes, array) or is_hybrid():
+        if is_hybrid or not output_tokens or not isinstance(hashes, array):
             return
         last = hashes[-1]
         computed = chain.prompt_tokens + output_tokens - 1  # the last token of an answer goes through no step

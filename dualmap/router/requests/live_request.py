@@ -153,6 +153,7 @@ class LiveRequest:
             cached = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, running)
         return machine.spec.stored_tokens + cached
 
+    @property
     def _is_hybrid_there(self) -> bool:
         """Whether an instance of the pool was known to run a hybrid model when it was placed: the next turn finds no
         answer then, and what it finds of the prompt is booked."""
@@ -500,7 +501,7 @@ class LiveRequest:
         expected_cached = self.expected_cached_tokens
         if outcome in ANSWERED:
             if machine.leg is _WHOLE:
-                pool.recent_answers.ended(machine.instance_id, chain, usage, self._is_hybrid_there)
+                pool.recent_answers.ended(machine.instance_id, chain, usage, is_hybrid=self._is_hybrid_there)
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             if self.inference_request.stores:
