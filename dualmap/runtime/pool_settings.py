@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, mo
 from pydantic_core import PydanticCustomError
 
 from dualmap.runtime.discovery_settings import DiscoverySettings
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.state.instance import (
     DEFAULT_PREFILL_TOKENS_PER_S,
@@ -204,6 +206,12 @@ class KvTierSettings(BaseModel):
     pool_tokens: KvCapacity | None = Field(
         None, description="part of a shared store for each instance: LMCache's remote, AscendStore (none: none)"
     )
+
+    @property
+    def sizes(self) -> Mapping[Tier, int]:
+        """The tokens of each tier that there is, the nearest first."""
+        given = {Tier.HOST: self.host_tokens, Tier.DISK: self.disk_tokens, Tier.POOL: self.pool_tokens}
+        return {tier: tokens for tier, tokens in given.items() if tokens}
 
 
 class InstanceSettings(BaseModel):

@@ -20,6 +20,7 @@ from dataclasses import KW_ONLY, field
 from enum import StrEnum
 from typing import Final
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.values import value
 
 BOOKING_MS: Final = 30_000
@@ -58,6 +59,17 @@ class KvEventRecord:
 
 
 @value
+class TierChange:
+    """What came to one tier behind the device, and what left it."""
+
+    stored: Sequence[int]
+    """Fleet hashes, in the order in which they were announced."""
+    removed: Sequence[int]
+    most_blocks: int
+    """The size of the tier: what was used longest ago leaves beyond."""
+
+
+@value
 class KvChange:
     """Changes that some batches of events made."""
 
@@ -81,3 +93,4 @@ class KvChange:
     """How many blocks of both were held before."""
     hit_step_tokens: int = 0
     """A hit of a model with several cache groups ends at a multiple of this; 0 with one group."""
+    tiers: Mapping[Tier, TierChange] = field(default_factory=dict)

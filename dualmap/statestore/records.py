@@ -386,5 +386,10 @@ def pack_chain(hashes: Sequence[int]) -> bytes:
     return struct.pack(f">{len(hashes)}Q", *hashes)
 
 
+def packed_hashes(hashes: Sequence[int]) -> list[bytes]:
+    """Each block by itself, as sorted sets have them."""
+    return [block.to_bytes(HASH_BYTES, "big") for block in hashes]
+
+
 def unpack_chain(packed: bytes) -> tuple[int, ...]:
     return struct.unpack(f">{len(packed) // HASH_BYTES}Q", packed)

@@ -35,9 +35,7 @@ class TierKeeper:
     def __init__(self, context: LeaderContext, prober: Prober) -> None:
         self._context = context
         self._prober = prober
-        sizes = context.settings.kv_tiers
-        given = {Tier.HOST: sizes.host_tokens, Tier.DISK: sizes.disk_tokens, Tier.POOL: sizes.pool_tokens}
-        self._sizes = {tier: tokens for tier, tokens in given.items() if tokens}
+        self._sizes = context.settings.kv_tiers.sizes
         self._prices: dict[str, dict[Tier, MeasuredPrice]] = {}
         self._limits: dict[str, bool] = {}
         """Whether the engine of each instance takes limits, by its version."""

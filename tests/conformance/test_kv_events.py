@@ -77,7 +77,7 @@ async def test_events_and_prompts_come_to_the_same_blocks(
 
     expected = engine_chain(prompt, BLOCK_TOKENS, BlockExtras.of(None, salt)).hashes
     assert set(expected) <= set(change.stored)
-    assert all(event.device and event.translatable for event in read) and view.orphans == 0
+    assert all(event.tier is None and event.translatable for event in read) and view.orphans == 0
 
 
 async def test_an_adapters_blocks_are_its_own_and_those_of_its_path(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from dualmap.scheduling.estimates.weights import Form, Weights
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.kv_views import KvChange, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
@@ -43,6 +45,22 @@ async def with_tiers(pool: PoolStore, *tiers: InstanceTier, takes_limits: bool =
     """An instance whose device keeps one prompt."""
     await pool.members.put_instance(instance(name, kv_capacity_tokens=6 * BLOCK_TOKENS, dispatch_window_tokens=4000))
     assert await pool.tiers.describe(name, InstanceTiers(tiers, takes_limits))
+
+
+async def report(
+    pool: PoolStore,
+    name: str,
+    tier: Tier,
+    stored: Sequence[int] = (),
+    removed: Sequence[int] = (),
+    most_blocks: int = 10**6,
+) -> None:
+    """A subscriber tells what the engine reports of a tier."""
+    await pool.kv_events.renew_subscriber("worker-1", 60_000)
+    claim = await pool.kv_events.claim(name, "worker-1")
+    assert claim is not None
+    change = KvChange(1, 1.0, tiers={tier: TierChange(stored, removed, most_blocks)})
+    await pool.kv_events.apply(name, claim.fence, change)
 
 
 async def served(pool: PoolStore, name: str, prompt: Chain) -> PlaceReply:
@@ -120,14 +138,28 @@ async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolS
 
 async def test_a_prompt_that_an_instance_never_had_is_loaded_by_what_events_say(pool: PoolStore) -> None:
     await with_tiers(pool, HOST)
-    await pool.tiers.apply(Tier.HOST, "a", BLOCKS, ())
+    await report(pool, "a", Tier.HOST, BLOCKS)
     stored = (await place(pool, "first", chain=PROMPT)).seen.loads["a"].loaded_blocks
     await finish(pool, "first")
     await served(pool, "other", OTHER)
-    await pool.tiers.apply(Tier.HOST, "a", (), BLOCKS[3:])
+    await report(pool, "a", Tier.HOST, removed=BLOCKS[3:])
     removed = (await place(pool, "again", chain=PROMPT)).seen.loads["a"].loaded_blocks
 
     assert (stored, removed) == (6, 3)
+
+
+async def test_a_reported_tier_ends_at_its_size_and_what_is_reported_again_is_kept(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await with_tiers(pool, HOST)
+    for blocks in (BLOCKS, OTHER.hashes, BLOCKS[:2], (301, 302)):
+        await report(pool, "a", Tier.HOST, blocks, most_blocks=8)
+        clock.advance(1)
+    again = (await pool.observe(["a"], PROMPT)).loads["a"].hit_blocks
+    other = (await pool.observe(["a"], OTHER)).loads["a"].hit_blocks
+    last = (await pool.observe(["a"], chain(301, 302, prompt_tokens=201))).loads["a"].hit_blocks
+
+    assert (again, other, last) == (2, 4, 2)
 
 
 async def test_the_instance_that_loads_costs_less_than_one_that_computes(pool: PoolStore) -> None:
@@ -212,7 +244,7 @@ async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
         await pool.tiers.describe(name, tiers)
         hashes = tuple(range(1, blocks + 1))
         for tier, count in zip(Tier, kept, strict=True):
-            await pool.tiers.apply(tier, name, hashes[:count], ())
+            await report(pool, name, tier, hashes[:count])
         prompt = chain(*hashes, prompt_tokens=blocks * BLOCK_TOKENS + 50)
         reply = await place(pool, name, name, chain=prompt)
 

@@ -24,7 +24,7 @@ from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measu
 from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_views import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.pool import PoolStore, scripts, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
@@ -94,12 +94,13 @@ async def live_through_everything(pool: PoolStore) -> None:
     for response in ("first", "second", "third"):
         await pool.responses.keep(response, 7)
     await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
-    await pool.tiers.apply(Tier.HOST, "b", [9], ())
     await pool.kv_events.renew_subscriber("worker-1", 60_000)
     claim = await pool.kv_events.claim("a", "worker-1")
     assert claim is not None
     await pool.kv_events.mark("a", claim.fence, KvViewStatus.EXACT)
-    await pool.kv_events.apply("a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}))
+    await pool.kv_events.apply(
+        "a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}, tiers={Tier.HOST: TierChange([9], (), 9)})
+    )
     await pool.chronicle.record(ChronicleRecord(1), PoolSample(1, 5.0), [Happened(1, "state", "words")], after=None)
     await pool.chronicle.member_changed("ada", "drain", "a")
     status = DiscoveryStatus(at_ms=1, state="watching", pods=2)

@@ -22,7 +22,7 @@ from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
-from dualmap.statestore.kv_views import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.leases import Lease
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
@@ -93,6 +93,7 @@ OF_A_SCRIPT = b"}:\r\n"
 """Only calls of scripts have the beginning of keys as an argument."""
 
 _HOST = InstanceTiers((InstanceTier(Tier.HOST, 2000, LoadPrice(0.01, 0.0000125)),), takes_limits=True)
+_TIERS = {Tier.HOST: TierChange((5,), (), 9)}
 
 Change = Callable[[PoolStore, Lease], Awaitable[Any]]
 
@@ -159,13 +160,14 @@ CHANGES: dict[str, Change] = {
     "kv_events.claim": lambda pool, _: pool.kv_events.claim("b", "late"),
     "kv_events.release": lambda pool, _: pool.kv_events.release("a", 4_000_000_000_000),
     "kv_events.mark": lambda pool, _: pool.kv_events.mark("a", 4_000_000_000_000, KvViewStatus.EXACT),
-    "kv_events.apply": lambda pool, _: pool.kv_events.apply("a", 4_000_000_000_000, KvChange(1, 1.0, (5,), ())),
+    "kv_events.apply": lambda pool, _: pool.kv_events.apply(
+        "a", 4_000_000_000_000, KvChange(1, 1.0, (5,), (), tiers=_TIERS)
+    ),
     "usage.drop_old": lambda pool, lease: pool.usage.drop_old(fence=lease.fence),
     "allotments.allot": lambda pool, _: pool.allotments.allot(
         Allotment("acme/requests/minute", 60, 30, 4_000_000_000_000, 7)
     ),
     "tiers.describe": lambda pool, lease: pool.tiers.describe("a", _HOST, fence=lease.fence),
-    "tiers.apply": lambda pool, _: pool.tiers.apply(Tier.HOST, "a", (5,), ()),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
     "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
     "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),

@@ -95,16 +95,19 @@ class KvEventLog:
         self._publisher.publish(events, published_s)
 
     def _publish_tier(self, tier: Tier, journal: Journal, events: list[dict[str, Any]]) -> None:
-        """Add what a tier keeps and forgets, as vLLM's offloading does with ``self_describing_kv_events``."""
-        where = {"medium": MEDIA[tier], "locality": "REMOTE" if tier is Tier.POOL else "LOCAL"}
-        own: list[dict[str, Any]] = []
+        """Add what a tier keeps and forgets, as vLLM's offloading does with ``self_describing_kv_events``: an event for
+        each block, with neither salt nor adapter; without a locality for host memory."""
+        where: dict[str, Any] = {"medium": MEDIA[tier]}
+        if tier is not Tier.HOST:
+            where["locality"] = "REMOTE" if tier is Tier.POOL else "LOCAL"
         for change, block in journal:
+            event: dict[str, Any] = {"type": "BlockRemoved", "block_hashes": [block], "group_idx": 0}
             if change is CacheChange.STORED:
+                own: list[dict[str, Any]] = []
                 self._store(block, own)
-            else:
-                own.append({"type": "BlockRemoved", "block_hashes": [block], "group_idx": 0})
+                event = own[0] | {"lora_id": None, "lora_name": None, "extra_keys": None}
+            events.append(event | where)
         journal.clear()
-        events += [event | where for event in own]
 
     def _of_groups(self, stored: Sequence[dict[str, Any]], kept: Sequence[tuple[int, int]]) -> Iterator[dict[str, Any]]:
         """Events of the other groups, which vLLM publishes before those of full attention: for each run of its blocks

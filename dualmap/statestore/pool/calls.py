@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 Argument = bytes | str | int | float
 Command = Sequence[Argument]
+_WORDS_PER_COMMAND: Final = 1000
+"""A script may give a command some thousand at most."""
+
+
+def in_commands(begins: Command, words: Sequence[Argument]) -> list[Command]:
+    """Commands that begin alike and take these words together."""
+    firsts = range(0, len(words), _WORDS_PER_COMMAND)
+    return [(*begins, *words[first : first + _WORDS_PER_COMMAND]) for first in firsts]
 
 
 class Calls(ABC):

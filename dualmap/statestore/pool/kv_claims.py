@@ -9,19 +9,19 @@ from typing import Any
 
 import msgpack  # type: ignore[import-untyped]
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.kv_views import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec
-from dualmap.statestore.pool.calls import Argument, Command
+from dualmap.statestore.pool.calls import Command, in_commands
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.readable import UNREADABLE, checks_replies
-from dualmap.statestore.records import HASH_BYTES, InstanceRecord
+from dualmap.statestore.pool.tiers import named, tier_commands
+from dualmap.statestore.records import InstanceRecord, packed_hashes
 
 _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()
-_WORDS_PER_COMMAND = 1000
-"""A script may give a command some thousand at most."""
 BOOKED = ("booked_since_ms", "booked_stamp")
 """Fields of an instance's record about what was booked: nothing is, where its cache is believed to be empty."""
 READ_SO_FAR = ("sequence", "published_s", *BOOKED)
@@ -81,13 +81,23 @@ class KvClaims(Changes):
 
     @checks_replies
     async def mark(
-        self, instance_id: str, fence: int, status: KvViewStatus, reason: str = "", *, drop: bool = False
+        self,
+        instance_id: str,
+        fence: int,
+        status: KvViewStatus,
+        reason: str = "",
+        *,
+        drop: bool = False,
+        emptied: Sequence[Tier] = (),
     ) -> None:
-        """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well."""
+        """Change the status; with ``drop``, forget the KV metadata, the names and the sequence as well, and what the
+        ``emptied`` tiers had."""
         keys, key = self._keys, self._keys.kv_events(instance_id)
         commands: list[Command] = [("HSET", key, "status", status.value, "reason", reason)]
         if drop:
-            commands += (("UNLINK", keys.kv_names(instance_id), keys.kv(instance_id)), ("HDEL", key, *READ_SO_FAR))
+            dropped = [keys.kv_tier(named(tier, instance_id)) for tier in emptied]
+            dropped += (keys.kv_names(instance_id), keys.kv(instance_id))
+            commands += (("UNLINK", *dropped), ("HDEL", key, *READ_SO_FAR))
         await self._make_claimed(instance_id, fence, commands)
 
     async def _make_claimed(
@@ -121,8 +131,10 @@ class KvClaims(Changes):
         stamped: list[Command] = []
         for since, blocks in ((codec.CONFIRMED_STAMP, change.stored), (codec.INNER_STAMP, change.inner)):
             stamp = b"%d" % (since + change.sequence % codec.CONFIRMED_STAMP)
-            stamped += _in_commands(("ZADD", kv), [word for block in _packed(blocks) for word in (stamp, block)])
-        commands = stamped + _in_commands(("ZREM", kv), _packed(change.removed))
+            stamped += in_commands(("ZADD", kv), [word for block in packed_hashes(blocks) for word in (stamp, block)])
+        commands = stamped + in_commands(("ZREM", kv), packed_hashes(change.removed))
+        if change.tiers:
+            commands += tier_commands(self._keys, instance_id, change.tiers, await self._calls.now_ms())
         if change.all_names:
             commands.append(("UNLINK", names))
         if change.names:
@@ -150,16 +162,6 @@ class KvClaims(Changes):
             if stamp is not None:
                 commands.append(("ZREMRANGEBYSCORE", keys.kv(instance_id), "-inf", stamp))
             await self._make_claimed(instance_id, fence, commands)
-
-
-def _packed(blocks: Sequence[int]) -> list[bytes]:
-    return [block.to_bytes(HASH_BYTES, "big") for block in blocks]
-
-
-def _in_commands(begins: Command, words: Sequence[Argument]) -> list[Command]:
-    """Commands that begin alike and take these words together."""
-    firsts = range(0, len(words), _WORDS_PER_COMMAND)
-    return [(*begins, *words[first : first + _WORDS_PER_COMMAND]) for first in firsts]
 
 
 def _enter(names: dict[bytes, bytes], flat: Sequence[bytes]) -> None:

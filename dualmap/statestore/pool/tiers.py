@@ -1,29 +1,28 @@
 """Tiers behind the devices of instances: how they are described for placements, and the blocks that they keep.
 
 The blocks of a tier are followed by its size: every prompt that an instance is given enters its tiers, and what was
-used longest ago leaves. ``apply`` enters and removes what an engine reports; no subscriber calls it yet, so the blocks
-are an estimate for every engine.
+used longest ago leaves. What the engine reports as stored or gone is entered and removed (``KvClaims.apply``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.pool.calls import Command
+from dualmap.statestore.kv_views import TierChange
+from dualmap.statestore.pool.calls import Command, in_commands
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.readable import checks_replies, is_readable
-from dualmap.statestore.records import HASH_BYTES
+from dualmap.statestore.records import packed_hashes
 
 STAMPS_PER_MS: Final = 1024
 """Stamps of a millisecond: a prompt's blocks are stamped one below the other (``statestore/lua/shared/tiers.lua``)."""
-_WORDS_PER_COMMAND = 1000
 
 
 def named(tier: Tier, instance_id: str) -> str:
@@ -61,27 +60,22 @@ class InstanceTierBooks(Changes):
             name.decode(): tiers_from(text) for name, text in pairs.items() if is_readable(partial(tiers_from, text))
         }
 
-    @checks_replies
-    async def apply(self, tier: Tier, instance_id: str, stored: Sequence[int], removed: Sequence[int]) -> None:
-        """Enter the blocks that the engine reports as stored in its tier, and remove those that it reports as gone."""
-        key = self._keys.kv_tier(named(tier, instance_id))
-        now_ms = await self._calls.now_ms()
-        stamps = [(b"%d" % (now_ms * STAMPS_PER_MS - place), block) for place, block in enumerate(_packed(stored))]
-        commands = [
-            *_in_commands(("ZADD", key, "NX"), [word for pair in stamps for word in pair]),
-            *_in_commands(("ZREM", key), _packed(removed)),
-        ]
-        if commands:
-            await self._make(Change(commands))
 
-
-def _packed(blocks: Sequence[int]) -> list[bytes]:
-    return [block.to_bytes(HASH_BYTES, "big") for block in blocks]
-
-
-def _in_commands(begins: Command, words: Sequence[Any]) -> list[Command]:
-    firsts = range(0, len(words), _WORDS_PER_COMMAND)
-    return [(*begins, *words[first : first + _WORDS_PER_COMMAND]) for first in firsts]
+def tier_commands(
+    keys: PoolKeys, instance_id: str, changes: Mapping[Tier, TierChange], now_ms: int
+) -> Sequence[Command]:
+    """Enter the blocks that an engine reports as stored in its tiers, as used at this time, and remove those that it
+    reports as gone, and those beyond a tier's size."""
+    commands: list[Command] = []
+    for tier, change in changes.items():
+        key = keys.kv_tier(named(tier, instance_id))
+        stamps = [now_ms * STAMPS_PER_MS - place for place in range(len(change.stored))]
+        pairs = zip(stamps, packed_hashes(change.stored), strict=True)
+        commands += in_commands(("ZADD", key, "GT"), [word for pair in pairs for word in pair])
+        commands += in_commands(("ZREM", key), packed_hashes(change.removed))
+        if change.stored:
+            commands.append(("ZREMRANGEBYRANK", key, 0, -change.most_blocks - 1))
+    return commands
 
 
 def _text_of(instance_id: str, tiers: InstanceTiers) -> bytes:

@@ -12,10 +12,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys
 from dualmap.scheduling.values import value
 
@@ -33,8 +35,13 @@ _STORED = (
     "kv_cache_spec_sliding_window",
 )
 _REMOVED = ("block_hashes", "medium", "group_idx")
-_DEVICE = frozenset({"", "gpu", "npu", "hbm", "device"})
-"""Media of the accelerator's own memory; whatever else is reported is a pool: CPU memory, storage, a shared store."""
+MEDIA: Final = MappingProxyType(
+    dict.fromkeys(("", "gpu", "npu", "hbm", "device"))
+    | dict.fromkeys(("cpu", "host", "dram"), Tier.HOST)
+    | dict.fromkeys(("storage", "disk", "file", "fs", "ssd"), Tier.DISK)
+    | dict.fromkeys(("shared_storage", "obj", "object", "pool"), Tier.POOL)
+)
+"""Tiers by the names of media, in lower case; None is the device's own memory."""
 
 
 class UnreadableEventsError(ValueError):
@@ -65,7 +72,8 @@ class Stored:
     block_tokens: int
     extras: Sequence[bytes]
     """Encoded extra keys of each block, or none at all."""
-    device: bool
+    tier: Tier | None
+    """None: on the device."""
     group: int | None
     translatable: bool
     """Everything that identifies them was reported."""
@@ -78,7 +86,8 @@ class Stored:
 @value
 class Removed:
     names: Sequence[int]
-    device: bool
+    tier: Tier | None
+    """None: on the device."""
     group: int | None = None
 
 
@@ -116,15 +125,20 @@ def _event(event: Any) -> Event | None:
     else:
         kind, *values = event
         fields = dict(zip(_REMOVED if kind == "BlockRemoved" else _STORED, values, strict=False))
+    if kind == "AllBlocksCleared":
+        return Cleared()
+    if kind not in ("BlockStored", "BlockRemoved"):
+        return None
+    tier, is_remote = _tier_of(fields), fields.get("locality") == "REMOTE"
+    if is_remote and tier is None:
+        return None  # on another instance's device
+    tier = Tier.POOL if is_remote else tier
     if kind == "BlockStored":
-        return _stored(fields)
-    if kind == "BlockRemoved":
-        names = [_name(each) for each in fields["block_hashes"]]
-        return Removed(names, _is_device(fields), fields.get("group_idx"))
-    return Cleared() if kind == "AllBlocksCleared" else None
+        return _stored(fields, tier)
+    return Removed([_name(each) for each in fields["block_hashes"]], tier, fields.get("group_idx"))
 
 
-def _stored(fields: Mapping[str, Any]) -> Stored:
+def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
     names = [_name(each) for each in fields["block_hashes"]]
     parent, keys, lora = fields.get("parent_block_hash"), fields.get("extra_keys"), fields.get("lora_name")
     extras = [encode_extra_keys(each) for each in keys] if keys else []
@@ -136,7 +150,7 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
         array("I", fields.get("token_ids") or ()).tobytes(),
         block_tokens=int(fields.get("block_size") or 0),
         extras=extras,
-        device=_is_device(fields),
+        tier=tier,
         group=fields.get("group_idx"),
         # An adapter by number alone has no name that a request would have.
         translatable=bool(extras or lora or fields.get("lora_id") is None),
@@ -146,8 +160,12 @@ def _stored(fields: Mapping[str, Any]) -> Stored:
     )
 
 
-def _is_device(fields: Mapping[str, Any]) -> bool:
-    return (fields.get("medium") or "").lower() in _DEVICE and (fields.get("locality") or "LOCAL") == "LOCAL"
+def _tier_of(fields: Mapping[str, Any]) -> Tier | None:
+    medium = fields.get("medium") or ""
+    try:
+        return MEDIA[medium.lower()]
+    except KeyError:
+        raise ValueError(f"it names a memory that is not known, {medium[:40]!r}") from None
 
 
 def _name(block_hash: int | bytes) -> int:

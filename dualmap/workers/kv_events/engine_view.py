@@ -3,8 +3,8 @@
 Pure. Events are applied one after the other; ``take_change`` returns the resulting change for the store.
 
 An engine may hold a block several times: two running requests compute the same prefix side by side, each copy is
-reported as stored, and later each as removed. So copies are counted. Blocks of pools outside the device are counted by
-themselves: a pool's block is no hit on the device, and its removal removes nothing there.
+reported as stored, and later each as removed. So copies are counted. ``tier_holdings`` has the blocks of tiers: these
+are no hits on the device, and their removal removes nothing there. Tiers of a hybrid model are not followed.
 
 The name of an adapter that is pointed at other weights leaves blocks in the cache that no request hits any more. They
 have the fleet's hashes of the blocks that take their place, but other names: so a hash stands for the last name that
@@ -21,31 +21,33 @@ from typing import Final
 
 import xxhash
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.prompts.cache_groups import CacheGroup, GroupKind
 from dualmap.scheduling.prompts.engine_blocks import ROOT, TOKEN_BYTES, block_hash
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Removed, Stored
 from dualmap.workers.kv_events.entries import KNOWN, NAME
 from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError, GroupHoldings, group_of
+from dualmap.workers.kv_events.tier_holdings import TierHoldings
 
 MAX_BLOCKS: Final = 1 << 20
-"""Blocks of one instance that are followed at most; 16 million tokens in blocks of 16."""
+"""Blocks of one device that are followed at most; 16 million tokens in blocks of 16."""
 
 UNPLACED_BLOCKS: Final = 1024
 """Blocks of other groups without any of full attention that show that there is no such group."""
 
-_DEVICE, _POOL, _ADAPTER = b"d", b"p", b"a"
-_NO_HASH = 0
+_DEVICE, _ADAPTER = b"d", b"a"
+_NO_TIERS: Final[Mapping[Tier, int]] = {}
 
 
 class EngineView:
-    """Blocks of one engine. ``names`` as the store keeps them, from an earlier subscriber."""
+    """Blocks of one engine. ``names`` as the store keeps them, from an earlier subscriber; ``sizes``, in tokens, of the
+    tiers that it has."""
 
-    def __init__(self, names: Mapping[bytes, bytes] | None = None) -> None:
+    def __init__(self, names: Mapping[bytes, bytes] | None = None, sizes: Mapping[Tier, int] = _NO_TIERS) -> None:
         self._device: dict[int, tuple[int, int]] = {}
         """The fleet's hash and the number of copies of each block, by the engine's name."""
-        self._pool: dict[int, int] = {}
-        """Copies by the engine's name."""
+        self._tiers = TierHoldings(sizes)
         self._adapters: dict[int, tuple[int, int]] = {}
         """The hash of its adapter's name, and the adapter's number, of each device block that has one."""
         self._numbers: dict[int, int] = {}
@@ -70,7 +72,6 @@ class EngineView:
         """The fleet's hash of each device block that was touched since the last change was taken; None: not held."""
         self._removed: dict[int, int] = {}
         """The fleet's hash of each device block that was removed since; some of them were stored again."""
-        self._pool_touched: set[int] = set()
         self._cleared = False
         self.orphans = 0
         """Stored blocks whose parent or adapter is unknown: they are not listed."""
@@ -81,8 +82,7 @@ class EngineView:
                 self._device[engine_name] = (fleet_hash, copies)
             elif tier == _ADAPTER:
                 self._adapters[engine_name] = (fleet_hash, copies)
-            elif tier == _POOL:
-                self._pool[engine_name] = copies
+        self._tiers.restore(names or {})
         self._restore_adapters()
         self._holdings = GroupHoldings.restored(names or {})
         if self._holdings is not None:
@@ -95,20 +95,21 @@ class EngineView:
         return len(self._device)
 
     @property
-    def pool_blocks(self) -> int:
-        return len(self._pool)
+    def tier_blocks(self) -> int:
+        """Blocks that the tiers hold."""
+        return len(self._tiers)
 
     @property
     def changed_blocks(self) -> int:
         """The number of blocks that changed since the last change was taken."""
         others = 0 if self._holdings is None else self._holdings.changed
-        return len(self._before) + len(self._pool_touched) + others
+        return len(self._before) + self._tiers.changed + others
 
     @property
     def named_blocks(self) -> int:
         """Names that the store has to keep."""
         others = 0 if self._holdings is None else len(self._holdings)
-        return len(self._device) + len(self._pool) + len(self._adapters) + others
+        return len(self._device) + len(self._tiers) + len(self._adapters) + others
 
     @property
     def groups(self) -> str:
@@ -121,10 +122,13 @@ class EngineView:
             self._groups_seen = len({event.group for event in batch.events if isinstance(event, Stored)}) > 1
         for event in batch.events:
             if isinstance(event, Stored):
-                self._store(event) if event.device else self._store_in_pool(event)
+                if event.tier is None:
+                    self._store(event)
+                elif self._holdings is None:
+                    self._tiers.store(event.tier, event.names, self._block_of, self._block_tokens)
             elif isinstance(event, Removed):
-                if not event.device:
-                    self._remove_from_pool(event)
+                if event.tier is not None:
+                    self._tiers.remove(event.tier, event.names)
                 elif self._holdings is None or event.group in (None, self._group):
                     self._remove(event)
                 else:
@@ -159,9 +163,7 @@ class EngineView:
         if all_names:
             names = self._all_names()
         else:
-            for name in self._pool_touched:
-                copies = self._pool.get(name)
-                names[NAME.pack(_POOL, name)] = b"" if copies is None else KNOWN.pack(_NO_HASH, copies)
+            names |= self._tiers.take_entries()
             for name in self._adapters_touched:
                 adapter = self._adapters.get(name)
                 names[NAME.pack(_ADAPTER, name)] = b"" if adapter is None else KNOWN.pack(*adapter)
@@ -174,13 +176,26 @@ class EngineView:
         cleared, self._cleared = self._cleared, False
         self._before.clear()
         self._removed.clear()
-        self._pool_touched.clear()
         self._listed_before.clear()
         self._adapters_touched.clear()
         change = KvChange(
-            sequence, published_s, stored, removed, names, all_names, inner, turned=turned, hit_step_tokens=step_tokens
+            sequence,
+            published_s,
+            stored,
+            removed,
+            names,
+            all_names,
+            inner,
+            turned=turned,
+            hit_step_tokens=step_tokens,
+            tiers=self._tiers.take_change(self._block_tokens),
         )
         return change, cleared
+
+    def _block_of(self, name: int) -> int | None:
+        """The fleet's hash of a block that the device holds."""
+        known = self._device.get(name)
+        return None if known is None else known[0]
 
     # cache groups ----------------------------------------------------------------------------------------------------
     def _states(self, names: Iterable[int]) -> dict[int, bool | None]:
@@ -241,9 +256,8 @@ class EngineView:
 
     def _all_names(self) -> dict[bytes, bytes]:
         names = {NAME.pack(_DEVICE, name): KNOWN.pack(*known) for name, known in self._device.items()}
-        pool = {NAME.pack(_POOL, name): KNOWN.pack(_NO_HASH, copies) for name, copies in self._pool.items()}
         adapters = {NAME.pack(_ADAPTER, name): KNOWN.pack(*each) for name, each in self._adapters.items()}
-        return names | pool | adapters
+        return names | self._tiers.take_entries(every=True) | adapters
 
     def _store(self, event: Stored) -> None:
         if not self._place(event):
@@ -262,6 +276,7 @@ class EngineView:
             if name not in before:
                 before[name] = None if held is None else held[0]
             device[name] = (parent, 1 if held is None else held[1] + 1)
+            self._tiers.learn(name, parent)
             if adapter is not None:
                 self._store_of_adapter(name, parent, adapter)
             if holdings is not None:
@@ -306,11 +321,11 @@ class EngineView:
                     self._remove_of_adapter(name, held[0])
 
     def _clear(self) -> None:
-        """Drop the view. The store drops names of the pool too; they are sent again."""
+        """Drop the view. The store drops the names of tiers too; they are sent again."""
         self._device.clear()
         self._before.clear()
         self._removed.clear()
-        self._pool_touched = set(self._pool)
+        self._tiers.send_again()
         self._adapters.clear()
         self._last.clear()
         self._listed_before.clear()
@@ -367,23 +382,6 @@ class EngineView:
             return False
         adapter, number = self._adapters[name]
         return number >= self._numbers.get(adapter, 0)
-
-    # pools ---------------------------------------------------------------------------------------------------------
-    def _store_in_pool(self, event: Stored) -> None:
-        for name in event.names:
-            self._pool[name] = self._pool.get(name, 0) + 1
-            self._pool_touched.add(name)
-        if len(self._pool) > MAX_BLOCKS:
-            raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks in pools")
-
-    def _remove_from_pool(self, event: Removed) -> None:
-        for name in event.names:
-            copies = self._pool.get(name, 0)
-            if copies > 1:
-                self._pool[name] = copies - 1
-            elif copies:
-                del self._pool[name]
-            self._pool_touched.add(name)
 
 
 def _group_of(event: Stored) -> CacheGroup:

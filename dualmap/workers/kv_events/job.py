@@ -76,7 +76,14 @@ class KvEventsJob:
 
     def _start(self, source: EventSource) -> None:
         assert self._zmq is not None, "used outside of its context"
-        writer = ViewWriter(self._pool, source, clock=self._clock, metrics=self._metrics, wall_s=time.time)
+        writer = ViewWriter(
+            self._pool,
+            source,
+            tiers=self._settings.kv_tiers.sizes,
+            clock=self._clock,
+            metrics=self._metrics,
+            wall_s=time.time,
+        )
         subscriber = Subscriber(
             self._pool.name,
             source,

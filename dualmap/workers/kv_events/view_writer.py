@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dualmap.runtime.clock import Clock
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.decoding import Batch
@@ -39,17 +40,20 @@ class ViewWriter:
         pool: PoolStore,
         source: EventSource,
         *,
+        tiers: Mapping[Tier, int],
         clock: Clock,
         metrics: WorkerMetrics,
         wall_s: Callable[[], float],
     ) -> None:
+        """``tiers`` are the tokens of each tier that the instance has."""
         self._pool = pool
+        self._tiers = tiers
         self._source = source
         self._clock = clock
         self._metrics = metrics
         self._wall_s = wall_s
         self._fence: int | None = None
-        self._view = EngineView()
+        self._view = EngineView(sizes=tiers)
         self._complete = False
         """Every event of the engine's life is in the view."""
         self._unmatched_blocks = 0
@@ -79,7 +83,8 @@ class ViewWriter:
         # Every later write carries this fence, so that the claim of another worker refuses it.
         self._fence = record.fence
         self.known = record.sequence is not None
-        self._view = EngineView(await self._pool.kv_events.names(instance_id) if self.known else None)
+        names = await self._pool.kv_events.names(instance_id) if self.known else None
+        self._view = EngineView(names, self._tiers)
         self._names_sent = NAMES_SENT + 3 * self._view.named_blocks  # how many the one before told is not known
         self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
         # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
@@ -101,10 +106,15 @@ class ViewWriter:
 
     async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
         """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
-        self._view, self.position, self._complete, self._oldest_s = EngineView(), position, complete, None
+        self._view, self.position = EngineView(sizes=self._tiers), position
+        self._complete, self._oldest_s = complete, None
         self._names_sent = 0
         self._unmatched_blocks = 0
-        await self._mark(KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL, reason, drop=True)
+        # All events of an engine's life are applied from here on: host memory is empty at their beginning. Disks and
+        # shared stores outlive an engine.
+        emptied = (Tier.HOST,) if complete else ()
+        status = KvViewStatus.EXACT if complete else KvViewStatus.PARTIAL
+        await self._mark(status, reason, drop=True, emptied=emptied)
         self.known = True
 
     async def fall_back(self, reason: str, *, drop: bool) -> None:
@@ -156,6 +166,9 @@ class ViewWriter:
             blocks.labels(self._pool.name, "stored").inc(len(change.stored))
         if change.removed:
             blocks.labels(self._pool.name, "removed").inc(len(change.removed))
+        for came, tier_blocks in (("stored", "tier_stored"), ("removed", "tier_removed")):
+            if count := sum(len(getattr(each, came)) for each in change.tiers.values()):
+                blocks.labels(self._pool.name, tier_blocks).inc(count)
         if change.names:
             lag_s = max(0.0, self._wall_s() - (self._oldest_s or position.published_s))
             self._metrics.kv_event_lag_seconds.labels(self._pool.name).observe(lag_s)
@@ -174,10 +187,13 @@ class ViewWriter:
         elif booked and self._complete and self.status is KvViewStatus.PARTIAL:
             await self._mark(KvViewStatus.EXACT, "")
 
-    async def _mark(self, status: KvViewStatus, reason: str, *, drop: bool = False) -> None:
+    async def _mark(
+        self, status: KvViewStatus, reason: str, *, drop: bool = False, emptied: Sequence[Tier] = ()
+    ) -> None:
         assert self._fence is not None
         instance_id = self._source.instance_id
-        await self._pool.kv_events.mark(instance_id, self._fence, status, reason[:200], drop=drop)
+        marks = self._pool.kv_events.mark
+        await marks(instance_id, self._fence, status, reason[:200], drop=drop, emptied=emptied)
         if drop:
             self.known = False
         if status is not self.status:

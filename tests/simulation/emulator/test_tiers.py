@@ -106,11 +106,13 @@ async def test_events_name_the_medium_of_what_a_tier_keeps_and_forgets(
 
     assert kinds == {
         ("BlockStored", "GPU", None), ("BlockRemoved", "GPU", None),
-        ("BlockStored", "CPU", "LOCAL"), ("BlockRemoved", "CPU", "LOCAL"),
+        ("BlockStored", "CPU", None), ("BlockRemoved", "CPU", None),
         ("BlockStored", "STORAGE", "LOCAL"),
     }  # fmt: skip
     stored = [event for event in events if event["type"] == "BlockStored"]
     assert all(len(event["token_ids"]) == BLOCK_TOKENS * len(event["block_hashes"]) for event in stored)
+    behind = [event for event in stored if event["medium"] != "GPU"]
+    assert all((len(event["block_hashes"]), event["extra_keys"]) == (1, None) for event in behind)
 
 
 async def test_a_server_without_tiers_reports_none(http: httpx.AsyncClient) -> None:

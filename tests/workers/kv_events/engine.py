@@ -49,6 +49,13 @@ class EngineCache:
         }  # fmt: skip
         self._publish([event | changes], published)
 
+    def offload(self, ids: Sequence[int], kind: str = "BlockStored", medium: str = "CPU") -> None:
+        """Announce the blocks of a prompt that a tier has stored or removed, by their names alone."""
+        ends = range(BLOCK_TOKENS, len(ids) + 1, BLOCK_TOKENS)
+        stored: dict[str, Any] = {"parent_block_hash": None, "token_ids": [], "block_size": 0, "lora_id": None}
+        events = [{"type": kind, "block_hashes": [self.names[tuple(ids[:end])]], "medium": medium} for end in ends]
+        self._publish([event | stored if kind == "BlockStored" else event for event in events], True)
+
     def evict(self, ids: Sequence[int], *, published: bool = True) -> None:
         """The last block of a prompt."""
         name = self.names.pop(tuple(ids))

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack  # type: ignore[import-untyped]
 import pytest
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, Medium, encode_extra_keys, engine_chain
 from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
 from dualmap.workers.kv_events.engine_view import EngineView
@@ -51,7 +52,7 @@ def test_a_map_and_an_array_say_the_same() -> None:
         array("I", [1, 2, 3, 4]).tobytes(),
         block_tokens=2,
         extras=[b"", encode_extra_keys(["salt"])],
-        device=True,
+        tier=None,
         group=0,
         translatable=True,
     )
@@ -61,11 +62,11 @@ def test_an_older_array_lacks_its_last_fields() -> None:
     (stored,) = batch_of(as_array(STORED, *ORDER[:5])).events
 
     assert isinstance(stored, Stored)
-    assert (stored.device, stored.extras, stored.group, stored.translatable) == (True, [], None, True)
+    assert (stored.tier, stored.extras, stored.group, stored.translatable) == (None, [], None, True)
 
 
 def test_removed_and_cleared_are_read_in_both_forms() -> None:
-    removed = Removed([7], True)
+    removed = Removed([7], None)
 
     assert batch_of({"type": "BlockRemoved", "block_hashes": [7], "medium": None}).events == [removed]
     assert batch_of(["BlockRemoved", [7]]).events == [removed]
@@ -73,27 +74,42 @@ def test_removed_and_cleared_are_read_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("medium", "device"), [(None, True), ("GPU", True), ("npu", True), ("CPU", False), ("STORAGE", False)]
+    ("where", "tier"),
+    [
+        ({"medium": None}, None),
+        ({"medium": "GPU"}, None),
+        ({"medium": "npu", "locality": "LOCAL"}, None),
+        ({"medium": "CPU"}, Tier.HOST),
+        ({"medium": "STORAGE"}, Tier.DISK),
+        ({"medium": "storage", "locality": "REMOTE"}, Tier.POOL),
+        ({"medium": "CPU", "locality": "REMOTE"}, Tier.POOL),
+        ({"medium": "SHARED_STORAGE"}, Tier.POOL),
+    ],
 )
-def test_media_outside_of_the_device_are_pools(medium: str | None, device: bool) -> None:
-    (stored, removed) = batch_of(
-        STORED | {"medium": medium}, {"type": "BlockRemoved", "block_hashes": [7], "medium": medium}
-    ).events
-
-    assert (getattr(stored, "device", None), getattr(removed, "device", None)) == (device, device)
-
-
-def test_what_is_stored_elsewhere_is_not_on_the_device() -> None:
-    (stored,) = batch_of(STORED | {"locality": "REMOTE"}).events
+def test_media_and_localities_say_the_tier(where: dict[str, str | None], tier: Tier | None) -> None:
+    stored, removed = batch_of(STORED | where, {"type": "BlockRemoved", "block_hashes": [7]} | where).events
 
     assert isinstance(stored, Stored)
-    assert not stored.device
+    assert isinstance(removed, Removed)
+    assert (stored.tier, removed.tier) == (tier, tier)
+
+
+def test_what_the_device_of_another_instance_has_is_left_out() -> None:
+    where = {"medium": "GPU", "locality": "REMOTE"}
+
+    assert batch_of(STORED | where, {"type": "BlockRemoved", "block_hashes": [7]} | where).events == []
+
+
+@pytest.mark.parametrize("medium", ["tape", "GPUX", " "])
+def test_a_memory_that_is_not_known_makes_the_batch_unreadable_and_is_named(medium: str) -> None:
+    with pytest.raises(UnreadableEventsError, match=f"a memory that is not known, '{medium}'"):
+        batch_of(STORED | {"medium": medium})
 
 
 def test_hashes_of_bytes_are_folded_to_their_last_eight() -> None:
     (removed,) = batch_of({"type": "BlockRemoved", "block_hashes": [b"x" * 24 + (5).to_bytes(8, "big"), -1]}).events
 
-    assert removed == Removed([5, 2**64 - 1], True)
+    assert removed == Removed([5, 2**64 - 1], None)
 
 
 def test_an_adapter_without_its_name_cannot_be_translated() -> None:

@@ -8,25 +8,27 @@ from typing import Any
 
 import pytest
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
-from dualmap.statestore.kv_views import KvChange
+from dualmap.statestore.kv_views import KvChange, TierChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import MAX_BLOCKS, EngineView
 from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 
 IDS = list(range(50, 62))
 CHAIN = engine_chain(IDS, 4).hashes
+TIERS = {Tier.HOST: 400}
 
 
 def stored(*names: int, parent: int | None = None, at: int = 0, **changes: Any) -> Stored:
     """Blocks of IDS, from the block ``at`` on, under these names."""
     ids = array("I", IDS[4 * at : 4 * (at + len(names))]).tobytes()
-    fields: dict[str, Any] = {"extras": [], "device": True, "group": 0, "translatable": True, "block_tokens": 4}
+    fields: dict[str, Any] = {"extras": [], "tier": None, "group": 0, "translatable": True, "block_tokens": 4}
     return Stored(names, parent, ids, **(fields | changes))
 
 
-def removed(*names: int, device: bool = True) -> Removed:
-    return Removed(names, device)
+def removed(*names: int, tier: Tier | None = None) -> Removed:
+    return Removed(names, tier)
 
 
 def apply(view: EngineView, *events: Event) -> tuple[KvChange, bool]:
@@ -96,14 +98,15 @@ def test_a_block_that_is_held_twice_is_gone_when_both_copies_are() -> None:
 
 
 def test_another_subscriber_continues_by_the_names() -> None:
-    view = EngineView()
-    change, _ = apply(view, stored(1, 2), stored(1, 2), stored(7, device=False))
+    view = EngineView(sizes=TIERS)
+    change, _ = apply(view, stored(1, 2), stored(1, 2), stored(2, 7, tier=Tier.HOST))
 
-    other = EngineView(after({}, change))
+    other = EngineView(after({}, change), TIERS)
     added, _ = apply(other, stored(3, parent=2, at=2))
-    gone, _ = apply(other, removed(3, 2), removed(2), removed(7, device=False))
+    gone, _ = apply(other, removed(3, 2), removed(2), removed(7, 2, tier=Tier.HOST))
 
-    assert (added.stored, gone.removed, other.pool_blocks) == ([CHAIN[2]], [CHAIN[2], CHAIN[1]], 0)
+    assert (added.stored, gone.removed, other.tier_blocks) == ([CHAIN[2]], [CHAIN[2], CHAIN[1]], 0)
+    assert gone.tiers[Tier.HOST].removed == [CHAIN[1]]
     assert len(after(after(after({}, change), added), gone)) == 1
 
 
@@ -117,24 +120,45 @@ def test_a_cleared_cache_is_dropped_and_what_follows_is_kept() -> None:
     assert apply(view)[1] is False
 
 
-def test_blocks_of_a_pool_are_counted_by_themselves() -> None:
-    view = EngineView()
+def test_blocks_of_a_tier_are_no_hits_on_the_device_and_go_by_themselves() -> None:
+    view = EngineView(sizes=TIERS)
 
-    first, _ = apply(view, stored(1, device=False), stored(1), removed(1, device=False))
-    second, _ = apply(view, stored(2, device=False), removed(2))
+    first, _ = apply(view, stored(1), stored(1, tier=Tier.HOST))
+    second, _ = apply(view, removed(1))
+    third, _ = apply(view, stored(1), removed(1, tier=Tier.HOST))
 
-    assert (first.stored, first.removed, second.stored, second.removed) == ([CHAIN[0]], [], [], [])
-    assert (len(view), view.pool_blocks) == (1, 1)
+    assert (first.stored, first.tiers) == ([CHAIN[0]], {Tier.HOST: TierChange([CHAIN[0]], [], 100)})
+    assert (second.removed, second.tiers) == ([CHAIN[0]], {})
+    assert (third.stored, third.removed, third.tiers) == ([CHAIN[0]], [], {Tier.HOST: TierChange([], [CHAIN[0]], 100)})
+    assert (len(view), view.tier_blocks) == (1, 0)
 
 
-def test_a_cleared_device_leaves_the_pool() -> None:
-    view = EngineView()
-    apply(view, stored(2, device=False), stored(1))
+def test_a_cleared_device_leaves_the_tiers() -> None:
+    view = EngineView(sizes=TIERS)
+    apply(view, stored(1), stored(1, tier=Tier.HOST))
 
     change, cleared = apply(view, Cleared())
+    heir = EngineView(after({}, change), TIERS)
+    gone, _ = apply(heir, removed(1, tier=Tier.HOST))
 
-    assert cleared
-    assert EngineView(after({}, change)).pool_blocks == 1
+    assert (cleared, change.tiers) == (True, {})
+    assert gone.tiers[Tier.HOST].removed == [CHAIN[0]]
+
+
+def test_tiers_that_the_instance_has_not_cost_nothing() -> None:
+    view = EngineView()
+
+    change, _ = apply(view, stored(1), stored(1, tier=Tier.HOST), removed(1, tier=Tier.POOL))
+
+    assert (change.tiers, len(change.names), view.named_blocks) == ({}, 1, 1)
+
+
+def test_tiers_of_a_hybrid_model_are_not_followed() -> None:
+    view = EngineView(sizes=TIERS)
+
+    change, _ = apply(view, stored(1, group=1), stored(1, group=1, tier=Tier.HOST))
+
+    assert (change.tiers, view.tier_blocks, len(view)) == ({}, 0, 1)
 
 
 @pytest.mark.parametrize("event", [stored(2, parent=77, at=1), stored(2, at=1, translatable=False)])
@@ -149,9 +173,9 @@ def test_blocks_whose_parent_or_adapter_is_unknown_are_left_out(event: Stored) -
 @pytest.mark.parametrize(
     "event",
     [
-        Stored([2], None, b"1234", block_tokens=4, extras=[], device=True, group=0, translatable=True),
+        Stored([2], None, b"1234", block_tokens=4, extras=[], tier=None, group=0, translatable=True),
         stored(2, group=1),
-        Stored([2], None, bytes(8), block_tokens=2, extras=[], device=True, group=0, translatable=True),
+        Stored([2], None, bytes(8), block_tokens=2, extras=[], tier=None, group=0, translatable=True),
         stored(2, extras=[b"", b""]),
     ],
     ids=["token ids", "group", "block size", "extra keys"],
@@ -168,19 +192,22 @@ def test_memory_is_bounded() -> None:
     names = range(MAX_BLOCKS + 1)
     with pytest.raises(AmbiguousEventsError, match="over"):
         apply(
-            EngineView(), Stored(names, None, b"", block_tokens=4, extras=[], device=False, group=0, translatable=True)
+            EngineView(),
+            Stored(
+                names, None, bytes(4 * len(names)), block_tokens=1, extras=[], tier=None, group=0, translatable=True
+            ),
         )
 
 
 def test_all_names_are_those_of_every_block_that_is_held() -> None:
-    view = EngineView()
-    first, _ = apply(view, stored(1, 2), stored(8, device=False))
-    second, _ = apply(view, removed(2), stored(9, device=False))
+    view = EngineView(sizes=TIERS)
+    first, _ = apply(view, stored(1, 2), stored(8, tier=Tier.HOST))
+    second, _ = apply(view, removed(2), stored(9, tier=Tier.HOST))
 
     change, _ = view.take_change(3, 4.0, all_names=True)
 
     assert change.all_names and change.names == after(after({}, first), second) and len(change.names) == 3
-    assert EngineView(change.names).named_blocks == view.named_blocks == 3
+    assert EngineView(change.names, TIERS).named_blocks == view.named_blocks == 3
     later, _ = apply(view, removed(1))
     assert not later.all_names and len(later.names) == 1
 
@@ -189,7 +216,7 @@ def test_blocks_are_told_as_stored_and_removed_beside_all_names() -> None:
     view = EngineView()
     apply(view, stored(1, 2))
 
-    view.apply(Batch(1, 2.0, (stored(3, parent=2, at=2), removed(1), removed(8, device=False)), 0))
+    view.apply(Batch(1, 2.0, (stored(3, parent=2, at=2), removed(1), removed(8, tier=Tier.HOST)), 0))
     change, _ = view.take_change(3, 4.0, all_names=True)
 
     assert (list(change.stored), list(change.removed)) == ([CHAIN[2]], [CHAIN[0]])

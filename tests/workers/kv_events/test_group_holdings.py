@@ -47,7 +47,7 @@ class Hybrid:
             tokens,
             block_tokens=size,
             extras=[],
-            device=True,
+            tier=None,
             group=number,
             translatable=True,
             kind=kind,
@@ -57,7 +57,7 @@ class Hybrid:
     def remove(self, number: int, block: tuple[int, ...]) -> Removed:
         self.held[number][block] -= 1
         self.held[number] += Counter()
-        return Removed([self.name(block)], True, number)
+        return Removed([self.name(block)], None, number)
 
     @property
     def main(self) -> int:
@@ -227,8 +227,8 @@ def test_no_hit_is_expected_before_all_groups_have_shown_up_or_never_will() -> N
 def test_a_group_whose_hits_are_not_known_is_named(changes: dict[str, Any], reason: str) -> None:
     view = EngineView()
     fields = {"kind": STATE, "group": 1, "block_tokens": 4} | changes
-    first = Stored([1], None, bytes(16), block_tokens=4, extras=[], device=True, group=0, translatable=True, kind=FULL)
-    other = Stored([1], None, bytes(16), extras=[], device=True, translatable=True, **fields)
+    first = Stored([1], None, bytes(16), block_tokens=4, extras=[], tier=None, group=0, translatable=True, kind=FULL)
+    other = Stored([1], None, bytes(16), extras=[], tier=None, translatable=True, **fields)
 
     with pytest.raises(AmbiguousEventsError, match=reason):
         view.apply(Batch(1, 2.0, [first, other], 0))
@@ -241,7 +241,7 @@ def test_hits_inside_of_blocks_are_refused() -> None:
 
     for group, kind in enumerate((FULL, STATE)):
         partial = Stored(
-            [9], None, bytes(8), block_tokens=2, extras=[], device=True, group=group, translatable=True, kind=kind
+            [9], None, bytes(8), block_tokens=2, extras=[], tier=None, group=group, translatable=True, kind=kind
         )
         with pytest.raises(AmbiguousEventsError, match="prefix-match-unit"):
             view.apply(Batch(2, 2.0, [partial], 0))
@@ -255,7 +255,7 @@ def test_a_model_without_full_attention_is_refused() -> None:
         bytes(16),
         block_tokens=4,
         extras=[],
-        device=True,
+        tier=None,
         group=0,
         translatable=True,
         kind=STATE,

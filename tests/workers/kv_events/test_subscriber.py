@@ -12,6 +12,8 @@ import pytest
 import zmq.asyncio
 
 from dualmap.runtime.clock import RealClock
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, Tier
+from dualmap.scheduling.estimates.load_prices import PRIORS
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
@@ -26,11 +28,12 @@ from dualmap.workers.kv_events.source import EventSource
 from dualmap.workers.kv_events.subscriber import Subscriber
 from dualmap.workers.kv_events.view_writer import ViewWriter
 from dualmap.workers.metrics import WorkerMetrics
-from tests.workers.kv_events.engine import EngineCache, is_exactly, record_of, until
+from tests.workers.kv_events.engine import BLOCK_TOKENS, EngineCache, chain, is_exactly, record_of, until
 
 ANY = "tcp://127.0.0.1:0"
 PROMPT = list(range(100, 132))
 OTHER = [*PROMPT[:16], *range(500, 516)]
+TIERS = {Tier.HOST: 400, Tier.DISK: 4000}
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ async def following(
     """A subscriber for the time of the context."""
     context, metrics, clock = zmq.asyncio.Context(), WorkerMetrics(), RealClock()
     source = EventSource("a", publisher.endpoint, publisher.replay_endpoint, "kv@", rank)
-    writer = ViewWriter(pool, source, clock=clock, metrics=metrics, wall_s=time.time)
+    writer = ViewWriter(pool, source, tiers=TIERS, clock=clock, metrics=metrics, wall_s=time.time)
     await pool.kv_events.renew_subscriber(worker_id, 60_000)
     run = Subscriber("default", source, worker_id, writer, context=context, clock=clock, metrics=metrics).run()
     task = asyncio.create_task(run)
@@ -77,6 +80,66 @@ def gaps(metrics: WorkerMetrics, outcome: str) -> float:
         metrics.registry.get_sample_value("dualmap_worker_kv_event_gaps_total", {"pool": "default", "outcome": outcome})
         or 0.0
     )
+
+
+async def found(pool: PoolStore, ids: list[int]) -> int:
+    """Blocks of a prompt that are believed to be on the device or in host memory."""
+    return (await pool.observe(["a"], chain(ids))).loads["a"].hit_blocks
+
+
+async def test_what_host_memory_keeps_and_forgets_reaches_placements(pool: PoolStore, publish: Any) -> None:
+    await pool.tiers.describe("a", InstanceTiers((InstanceTier(Tier.HOST, TIERS[Tier.HOST], PRIORS[Tier.HOST]),)))
+    engine, names = EngineCache(publish()), dict[tuple[int, ...], int]()
+    async with following(pool, engine.publisher) as metrics:
+        engine.store(PROMPT)
+        engine.offload(PROMPT)
+        names |= engine.names
+        for end in range(len(PROMPT), 0, -BLOCK_TOKENS):
+            engine.evict(PROMPT[:end])
+        await until(lambda: is_exactly(pool, engine))
+        kept = await found(pool, PROMPT)
+        engine.names |= names
+        engine.offload(PROMPT[:8], "BlockRemoved")
+        removed = "dualmap_worker_kv_event_blocks_total", {"pool": "default", "kind": "tier_removed"}
+        await until(lambda: metrics.registry.get_sample_value(*removed))
+
+    assert (kept, await found(pool, PROMPT)) == (8, 0), "a hit has no gap"
+    assert metrics.registry.get_sample_value(removed[0], removed[1] | {"kind": "tier_stored"}) == 8
+
+
+async def test_an_engine_that_starts_has_nothing_in_host_memory_and_keeps_its_disk(
+    pool: PoolStore, publish: Any
+) -> None:
+    engine = EngineCache(publish())
+    tiers = [InstanceTier(tier, TIERS[tier], PRIORS[tier]) for tier in TIERS]
+    async with following(pool, engine.publisher):
+        engine.store(PROMPT)
+        engine.offload(PROMPT)
+        engine.offload(PROMPT[:16], medium="STORAGE")
+        await until(lambda: is_exactly(pool, engine))
+    await pool.tiers.describe("a", InstanceTiers(tuple(tiers)))
+    other = EngineCache(publish())
+    async with following(pool, other.publisher):
+        await until(lambda: is_exactly(pool, other))
+
+    assert await found(pool, PROMPT) == 4
+
+
+async def test_a_memory_that_is_not_known_leaves_the_instance_estimated_with_the_reason(
+    pool: PoolStore, publish: Any
+) -> None:
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.offload(PROMPT, medium="tape")
+
+        async def is_estimated() -> bool:
+            return (await record_of(pool)).status is KvViewStatus.ESTIMATE
+
+        await until(is_estimated)
+
+    assert "a memory that is not known, 'tape'" in (await record_of(pool)).reason
 
 
 async def test_the_view_is_what_the_engine_holds(pool: PoolStore, publish: Any) -> None:

@@ -18,12 +18,15 @@ local function tiers_of(instance)
   return decoded(text) or NONE
 end
 
--- Blocks of the chain behind the first so many that a tier lists, without a gap.
+-- Blocks of the chain behind the first so many that a tier lists. A chain leaves a tier from its end on; one whose
+-- beginning left is no hit.
 local function blocks_behind(tier, chain, first)
   local key, most = keys.kv_tier .. tier.key, #chain / 8 - first
-  return (kv.last_that(most, most, function(block)
+  local function holds(block)
     return call('ZSCORE', key, sub(chain, (first + block) * 8 - 7, (first + block) * 8))
-  end))
+  end
+  local found = kv.last_that(most, most, holds)
+  return (found < 2 or holds(1)) and found or 0
 end
 
 -- The same of all tiers together, each behind those before it.
