@@ -45,11 +45,12 @@ class Loaded(NamedTuple):
 
     blocks: int
     load_s: float
+    link_s: float
     most_tokens: int | None = None
     """Tokens that its engine may load; None: all that the tiers have."""
 
 
-NOTHING_LOADED: Final = Loaded(0, 0.0)
+NOTHING_LOADED: Final = Loaded(0, 0.0, 0.0)
 
 
 @value
@@ -124,7 +125,7 @@ class InstanceRecord(LiveCounts):
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         stalls = stalled_s(self, now_ms)
-        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, *found[:2])
+        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, *found[:3])
         placed = (instance_id, _STATES[self.state], *_placed_figures(self), *_counts(self), *_named_figures(self))
         return in_order(InstanceLoad, (*placed, *derived))
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier, cheapest_load
-from dualmap.scheduling.estimates.weights import Form, Weights
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.statestore.kv_views import KvChange, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
@@ -229,10 +230,20 @@ async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:
     assert (reply.chosen.ttft_s, reply.seen.loads["a"].load_s, reply.chosen.max_load_tokens) == (0.0, 0.0, None)
 
 
-async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
+COSTS = {
+    "the first token": PLAIN_TTFT,
+    "what delays others": Form(ahead_s=1.0, compute_s=3.0, load_s=1.0, link_s=2.0),
+    "computing": Form(compute_s=1.0),
+    "nothing": Form(constant=1.0),
+}
+
+
+@pytest.mark.parametrize("cost", COSTS)
+async def test_the_load_is_the_one_of_least_cost_as_python_weighs_it(cost: str) -> None:
+    """A load from none of the tiers, the nearest, or more of them is each a placement of its own."""
     rng, pool = random.Random(5), MemoryStore(SCHEDULING, now_ms=HandClock()).pool("default")
-    loads = 0
-    for number in range(150):
+    weights, loads = Weights(COSTS[cost], PLAIN_TTFT), Counter[bool]()
+    for number in range(100):
         name, blocks = f"i{number}", rng.randrange(1, 40)
         kept = [rng.randrange(blocks + 1) for _ in Tier]
         described = [
@@ -246,14 +257,33 @@ async def test_the_cheapest_load_is_the_same_in_both_languages() -> None:
         for tier, count in zip(Tier, kept, strict=True):
             await report(pool, name, tier, hashes[:count])
         prompt = chain(*hashes, prompt_tokens=blocks * BLOCK_TOKENS + 50)
-        reply = await place(pool, name, name, chain=prompt)
+        reply = await place(pool, name, name, chain=prompt, weights=weights)
 
-        reached = [0, *(max(kept[: place + 1]) for place in range(len(kept)))]
-        found = [last - first for first, last in pairwise(reached)]
-        left = [prompt.uncached_tokens(each) for each in reached]
-        wanted = cheapest_load(tiers, found, left, BLOCK_TOKENS, reply.seen.loads[name].prefill_tokens_per_s, 0.0)
-        seen = reply.seen.loads[name].loaded_blocks, reply.chosen.max_load_tokens
-        assert seen == (wanted.blocks, wanted.most_tokens)
-        assert reply.seen.loads[name].load_s == pytest.approx(wanted.own_s)
-        loads += wanted.blocks > 0
-    assert 40 < loads < 140
+        seen, cheapest = reply.seen.loads[name], least(tiers, kept, prompt, weights, reply)
+        wanted = seen.hit_blocks, seen.load_s, seen.link_s
+        assert wanted == (cheapest.hit_blocks, pytest.approx(cheapest.load_s), pytest.approx(cheapest.link_s))
+        dear = all(each.price.token_s * seen.prefill_tokens_per_s >= 1 for each in described)
+        limited = tiers.takes_limits and (seen.hit_blocks < max(kept) or dear)
+        assert reply.chosen.max_load_tokens == (seen.hit_blocks * BLOCK_TOKENS if limited else None)
+        loads[seen.loaded_blocks == max(kept)] += 1
+    assert loads[False] >= (15 if cost.startswith(("the", "what")) else 0)
+    assert loads[True] > 15
+
+
+def least(tiers: InstanceTiers, kept: list[int], prompt: Chain, weights: Weights, reply: PlaceReply) -> InstanceLoad:
+    """The load of an idle instance with the loads from tiers that cost least, or with an earlier first token."""
+    idle = replace(next(iter(reply.seen.loads.values())), loaded_blocks=0, load_s=0.0, link_s=0.0, hit_blocks=0)
+    options, taken, link_s = [idle], 0, 0.0
+    for tier, count in zip(tiers.tiers, kept, strict=True):
+        if count > taken:
+            link_s = max(link_s, tier.price.load_s((count - taken) * BLOCK_TOKENS))
+            taken = count
+            options.append(replace(idle, hit_blocks=count, loaded_blocks=count, load_s=link_s, link_s=link_s))
+    if not tiers.takes_limits:
+        options = options[-1:]
+
+    def cost_of(option: InstanceLoad) -> tuple[float, float]:
+        features = features_of(option, prompt, SCHEDULING.decode_stall_s)
+        return weights.cost_of(features, 5.0), weights.ttft.of(features)
+
+    return min(options, key=cost_of)

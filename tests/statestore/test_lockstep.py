@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import redis as redis_client
 
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights, features_of
 from dualmap.scheduling.placing.options import Weighing
@@ -40,7 +41,7 @@ from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import BudgetGroup, Draws, Limit, Measure, Period, budgets_of, drawn_text
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
-from dualmap.statestore.kv_views import KvChange, KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.memory.sorted_set import SortedSet
 from dualmap.statestore.pool import PoolStore, scripts
@@ -99,6 +100,7 @@ WANTED = {
     "first tokens",
     "confirmed",
     "weighed",
+    "loaded",
     "allotted",
 }
 """What traffic has to have led to before it proves anything."""
@@ -279,6 +281,7 @@ class Traffic:
             self.take_wishes: 1,
             self.allot: 1,
             self.kv_events: 8,
+            self.tiers: 2,
         }
 
     async def step(self) -> None:
@@ -382,6 +385,7 @@ class Traffic:
         assert reply.chosen.ttft_s == pytest.approx(made.weighing.weights.ttft.of(features[reply.chosen.instance_id]))
         assert reply.chosen.is_hybrid is (reply.seen.loads[reply.chosen.instance_id].hit_step_tokens > 0)
         self.seen["weighed"] += len(costs) > 1
+        self.seen["loaded"] += any(load.loaded_blocks for load in reply.seen.loads.values())
 
     def pick(self, *states: RequestState) -> StoredRequest | None:
         """One of the live requests: calls that would mostly miss would prove little."""
@@ -584,12 +588,22 @@ class Traffic:
         ends = [block for block in stored if block not in inner]
         step = self.groups_rng.choice((0, 0, 100, 200))
         groups = {"inner": inner, "turned": self.groups_rng.randrange(2), "hit_step_tokens": step}
+        kept = TierChange(stored, removed, self.groups_rng.randrange(1, 12))
+        groups["tiers"] = {self.groups_rng.choice([*Tier]): kept} if self.groups_rng.random() < 0.5 else {}
         change = KvChange(rng.randrange(100), rng.random(), ends, removed, names, rng.random() < 0.1, **groups)
         booked = await self.twins.both(lambda pool: pool.kv_events.apply(name, fence, change))
         self.seen["confirmed"] += booked is not LeaseLostError and booked
         await self.twins.both(lambda pool: pool.kv_events.names(name))
         if rng.random() < 0.1:
             await self.twins.both(lambda pool: pool.kv_events.release(name, fence))
+
+    async def tiers(self) -> None:
+        """An instance has tiers behind its device, or none any more."""
+        rng, name = self.rng, self.rng.choice((*INSTANCES, "nobody"))
+        prices = [LoadPrice(rng.choice((0.0, 0.02)), rng.choice((1e-6, 1e-4, 1e-2))) for _ in Tier]
+        each = [InstanceTier(tier, rng.randrange(100, 2000), price) for tier, price in zip(Tier, prices, strict=True)]
+        described = InstanceTiers(tuple(each[: rng.randrange(len(each) + 1)]), takes_limits=rng.random() < 0.8)
+        await self.twins.both(lambda pool: pool.tiers.describe(name, described, fence=self.fence))
 
     async def publish(self) -> None:
         rng = self.rng

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
 from dualmap.scheduling.state.instance import COUNTED, InstanceLoad, InstanceState, overtaken_tokens
@@ -113,13 +114,17 @@ def cases(rng: random.Random) -> Iterator[Case]:
         work_since_ms=NOW_MS - rng.randrange(9000),
     )
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
-    yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), rng.random())
+    yield one(
+        features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), rng.random(), rng.random()
+    )
     yield one(rank_s, load, slack, 4.0)
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))
     yield "finds_memory", [uncached, table, 400_000], None, [float(finds_memory(uncached, load, 400_000))]
     yield one(is_calm, slack, 800.0, NOW_MS, NOW_MS + rng.randrange(9000))
     yield one(context_tokens_of, request)
+    yield one(load_time_s, rng.random(), rng.random(), rng.choice((0, uncached)))
+    yield one(is_dear, rng.choice((1e-6, 1e-3)), load.prefill_tokens_per_s)
     for name, rule in {"count": counts_of, "count_prefill": growth_at_prefill}.items():
         for sign in (1, -1):
             grown = asdict(rule(request))

@@ -5,15 +5,19 @@ token; loads of one instance and tier follow each other on its *link*. So
 
     TTFT = wait + compute of what is nowhere + loads, each behind what its link has before it
 
-A load occupies no step of the engine: requests behind it are computed meanwhile.
+A load occupies no step of the engine: requests behind it are computed meanwhile. But it keeps its link, as computing
+keeps the engine. So whether to load is decided like where to place: a request may load nothing, what the nearest tier
+has, or more of them, and each of these is weighed as a placement of its own (``scheduling.estimates.weights``). The
+policy's cost says what a second of either is worth to those that come later.
+
+Links of tiers work side by side, so the slowest load counts. Where no tier of an instance ever loads a token faster
+than it is computed, the request forbids loads even of what is not known to be there.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
 
 from dualmap.scheduling.values import value
 
@@ -40,7 +44,7 @@ class LoadPrice:
 
     def load_s(self, tokens: int) -> float:
         """Time of a load of so many tokens; 0 for none."""
-        return self.start_s + tokens * self.token_s if tokens else 0.0
+        return load_time_s(self.start_s, self.token_s, tokens)
 
 
 @value
@@ -63,47 +67,11 @@ class InstanceTiers:
     its tiers have, whatever that costs."""
 
 
-@value
-class Load:
-    """The blocks that are loaded for a request, and the time that this takes."""
-
-    blocks: int = 0
-    own_s: float = 0.0
-    """Time of its loads alone."""
-    most_tokens: int | None = None
-    """Tokens that the request allows its engine to load; None: all that the tiers have."""
+def load_time_s(start_s: float, token_s: float, tokens: int) -> float:
+    """The time of a load from one tier alone; of none, 0. The scripts run the same rule."""
+    return start_s + tokens * token_s if tokens > 0 else 0.0
 
 
-NO_LOAD: Final = Load()
-
-
-def cheapest_load(
-    tiers: InstanceTiers,
-    found_blocks: Sequence[int],
-    uncached_tokens: Sequence[int],
-    block_tokens: int,
-    tokens_per_s: float,
-    queued_s: float,
-) -> Load:
-    """The load by which a request has its first token first: from none of the tiers, the nearest, or more of them.
-
-    ``found_blocks`` are what each tier has of its prompt behind what those before it have, and ``uncached_tokens`` what
-    is left to compute with nothing loaded, and with what each tier has. Links of tiers work side by side, so the
-    slowest load counts; ``queued_s`` is what was booked on them before. Where no tier ever loads a token faster than it
-    is computed, the request forbids loads even of what is not known to be there. The scripts have the same rule
-    (``statestore/lua/shared/tiers.lua``).
-    """
-    least_s, best, blocks, slowest_s = uncached_tokens[0] / tokens_per_s, NO_LOAD, 0, 0.0
-    for tier, count, left in zip(tiers.tiers, found_blocks, uncached_tokens[1:], strict=True):
-        if not count:
-            continue
-        blocks += count
-        slowest_s = max(slowest_s, tier.price.load_s(count * block_tokens))
-        ends_s = queued_s + slowest_s + left / tokens_per_s
-        if ends_s < least_s or not tiers.takes_limits:
-            least_s, best = ends_s, Load(blocks, slowest_s)
-    dear = [tier.price.token_s * tokens_per_s >= 1.0 for tier in tiers.tiers]
-    never = tiers.takes_limits and bool(dear) and all(dear)
-    if best.blocks == blocks and not never:
-        return best
-    return Load(best.blocks, best.own_s, best.blocks * block_tokens)
+def is_dear(token_s: float, prefill_tokens_per_s: float) -> bool:
+    """Whether no load from a tier, however long, takes less time than computing. The scripts run the same rule."""
+    return token_s * prefill_tokens_per_s >= 1.0

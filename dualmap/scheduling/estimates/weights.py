@@ -53,6 +53,8 @@ class Form(NamedTuple):
     """Cost of a second of the request's own prefill that belongs to its hot prefix."""
     load_s: Annotated[float, "loads from tiers"] = 0.0
     """Cost of a second that the request's loads from tiers take, with those booked before them."""
+    link_s: Annotated[float, "loads from tiers, weighed"] = 0.0
+    """Cost of a second for which the request's own loads keep a link, which later loads wait for."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -82,7 +84,15 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_token
     uncached_tokens = chain.uncached_tokens(load.hit_blocks)
     overtaken_tokens, stalled_s = load.overtaken_tokens, load.stalled_s
     return features_at(
-        load, overtaken_tokens, stalled_s, stall_from_s, uncached_tokens, chain.prompt_tokens, hot_tokens, load.load_s
+        load,
+        overtaken_tokens,
+        stalled_s,
+        stall_from_s,
+        uncached_tokens,
+        chain.prompt_tokens,
+        hot_tokens,
+        load.load_s,
+        load.link_s,
     )
 
 
@@ -95,6 +105,7 @@ def features_at(
     prompt_tokens: int,
     hot_tokens: int,
     load_s: float,
+    link_s: float,
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
@@ -116,6 +127,7 @@ def features_at(
         prompt_tokens=prompt_tokens,
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
         load_s=load_s,
+        link_s=link_s,
     )
 
 

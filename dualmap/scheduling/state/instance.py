@@ -174,6 +174,8 @@ class InstanceLoad(LiveCounts):
     """The part of ``hit_blocks`` that is to be loaded from tiers."""
     load_s: float = 0.0
     """Time of these loads, with those booked before them."""
+    link_s: float = 0.0
+    """Time of these loads alone."""
 
     @property
     def in_flight(self) -> int:

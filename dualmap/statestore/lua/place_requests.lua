@@ -61,7 +61,7 @@ local function consider(id)
   local offer = weighing.weigh(instance, chain, placement, option, best and best.hit, now_ms)
   local place = #seen
   seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.found
-  if offer.load and (offer.load.blocks > 0 or offer.load.most_tokens >= 0) then
+  if offer.load.blocks > 0 or offer.load.most_tokens >= 0 then
     loaded = loaded or {}
     loaded[id] = offer.load
   end
@@ -247,7 +247,7 @@ local function place_one(told, head)
   end
   local instance, decodes, enqueued_ms = best.instance, option.leg == 'decode', placement.enqueued_ms or now_ms
   local resident = kv.resident_blocks(instance.id, chain, best.hit, best.stamp)
-  local loads = best.load and resident == best.hit and best.load.blocks or 0
+  local loads = resident == best.hit and best.load.blocks or 0
   local tokens = kv.prefill_tokens(placement.told.prompt_tokens, placement.block_tokens, resident + loads)
   local goes_now = goes_at_once(instance, tokens, enqueued_ms + placement.rank_ms, band)
   -- Weighed by reserved blocks as well. Counted by these only where requests go in the order in which they came: those
@@ -258,7 +258,7 @@ local function place_one(told, head)
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0,
     deferred = placement.fills and not goes_now and 1 or 0, band = band,
-    load_ms = best.load and ceil(best.load.own_s * 1000) or 0,
+    load_ms = ceil(best.load.own_s * 1000),
     alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then

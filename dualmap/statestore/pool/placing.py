@@ -193,8 +193,8 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
 def _loaded_from(tiers: bytes) -> dict[str, Loaded]:
     found = orjson.loads(tiers)
     return {
-        name: Loaded(int(blocks), float(load_s), None if most < 0 else int(most))
-        for name, (blocks, load_s, most) in found.items()
+        name: Loaded(int(blocks), float(load_s), float(link_s), None if most < 0 else int(most))
+        for name, (blocks, load_s, link_s, most) in found.items()
     }
 
 

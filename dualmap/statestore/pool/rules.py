@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
 from dualmap.scheduling.state.instance import overtaken_tokens, stalled_s
@@ -15,7 +16,7 @@ from dualmap.scheduling.state.request import REPORTED_FIELDS, context_tokens_of,
 from dualmap.statestore.pool.translated import Translation
 
 RULES: Final[tuple[Callable[..., Any], ...]] = (
-    features_at, rank_s, overtaken_tokens, stalled_s, finds_memory, is_calm, context_tokens_of,
+    features_at, rank_s, overtaken_tokens, stalled_s, finds_memory, is_calm, context_tokens_of, load_time_s, is_dear,
 )  # fmt: skip
 """Rules that scripts call under their own names."""
 COUNTING: Final = {"count": counts_of, "count_prefill": growth_at_prefill}

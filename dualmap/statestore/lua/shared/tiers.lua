@@ -2,6 +2,8 @@
 -- key of its own. A tier is followed by its size.
 local decoded = require('shared.decoded')
 local kv = require('shared.kv')
+local rules = require('rules')
+local is_dear, load_time_s = rules.is_dear, rules.load_time_s
 local ipairs, pairs, unpack = ipairs, pairs, unpack
 local call, concat, format, sub = redis.call, table.concat, string.format, string.sub
 local floor, max, min = math.floor, math.max, math.min
@@ -38,30 +40,23 @@ local function found_blocks(instance, chain, first)
   return taken - first
 end
 
--- The load by which a request has its first token first (cheapest_load, scheduling/estimates/kv_tiers.py): its blocks,
--- its own time, the time with what is booked before it, and the most tokens that may be loaded, -1 for all.
-local function cheapest_load(instance, chain, block_tokens, prompt_tokens, hit, queued_s)
-  local described, rate = tiers_of(instance), instance.tokens_per_s
-  local most, taken, slowest_s = floor((prompt_tokens - 1) / block_tokens), hit, 0
-  local load = { blocks = 0, own_s = 0, load_s = 0, most_tokens = -1 }
-  local never = described.limits and #described.tiers > 0
-  local least_s = kv.prefill_tokens(prompt_tokens, block_tokens, hit) / rate
+-- The loads from tiers that a request may have behind a hit, each its blocks, its own time, and the time with what is
+-- booked before it: from the nearest tier alone, from two of them, …; an engine that takes no limits loads all. And
+-- whether it forbids what is not known to be there.
+local function loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
+  local described, loads = tiers_of(instance), {}
+  local most, taken, own_s = floor((prompt_tokens - 1) / block_tokens), hit, 0
+  local queued_s, forbids = instance.loading_ms / 1000, described.limits and #described.tiers > 0
   for _, tier in ipairs(described.tiers) do
-    never = never and tier.token_s * rate >= 1
+    forbids = forbids and is_dear(tier.token_s, instance.tokens_per_s)
     local blocks = min(blocks_behind(tier, chain, taken), most - taken)
     if blocks > 0 then
       taken = taken + blocks
-      slowest_s = max(slowest_s, tier.start_s + blocks * block_tokens * tier.token_s)
-      local ends_s = queued_s + slowest_s + kv.prefill_tokens(prompt_tokens, block_tokens, taken) / rate
-      if ends_s < least_s or not described.limits then
-        least_s, load.blocks, load.own_s, load.load_s = ends_s, taken - hit, slowest_s, queued_s + slowest_s
-      end
+      own_s = max(own_s, load_time_s(tier.start_s, tier.token_s, blocks * block_tokens))
+      loads[described.limits and #loads + 1 or 1] = { blocks = taken - hit, own_s = own_s, load_s = queued_s + own_s }
     end
   end
-  if load.blocks < taken - hit or never then
-    load.most_tokens = load.blocks * block_tokens
-  end
-  return load
+  return loads, forbids, described.limits
 end
 
 -- Enters a chain as the last that was used, its first block as the youngest, into every tier; forgets what is beyond
@@ -89,9 +84,9 @@ end
 local function text_of(loads)
   local texts = {}
   for id, load in pairs(loads) do
-    texts[#texts + 1] = format('"%s":[%d,%.17g,%d]', id, load.blocks, load.load_s, load.most_tokens)
+    texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d]', id, load.blocks, load.load_s, load.own_s, load.most_tokens)
   end
   return '{' .. concat(texts, ',') .. '}'
 end
 
-return { found_blocks = found_blocks, cheapest_load = cheapest_load, stamp_chain = stamp_chain, text_of = text_of }
+return { found_blocks = found_blocks, loads_behind = loads_behind, stamp_chain = stamp_chain, text_of = text_of }

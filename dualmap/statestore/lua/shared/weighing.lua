@@ -6,6 +6,7 @@ local tiers = require('shared.tiers')
 local overtaken_by, idle_instance = instances.overtaken_by, records.idle_instance
 local hit_blocks, most_blocks, prefill_tokens = kv.hit_blocks, kv.most_blocks, kv.prefill_tokens
 local features_at, stalled_s = rules.features_at, rules.stalled_s
+local ipairs = ipairs
 local decode = cjson.decode
 
 -- The last options that were decoded, and their text: most calls have the same ones.
@@ -28,25 +29,49 @@ local function weighted(weights, features)
   return sum
 end
 
--- What a placement would cost on an instance of one option, an expected miss of its SLO included; and what is
--- compared with the other option.
-local function weigh(instance, chain, placement, option, guess, now_ms)
-  local prompt_tokens = placement.told.prompt_tokens
-  local most = most_blocks(prompt_tokens, placement.block_tokens)
-  local hit, stamp, listed = hit_blocks(instance.id, chain, guess, most)
-  local load = instance.tiers > 0 and option.leg ~= 'decode'
-    and tiers.cheapest_load(instance, chain, placement.block_tokens, prompt_tokens, hit, instance.loading_ms / 1000)
-  local found = load and hit + load.blocks or hit
+-- Nothing is loaded from tiers.
+local NO_LOAD = { blocks = 0, own_s = 0, load_s = 0, most_tokens = -1 }
+
+-- Gives an offer its cost with one load, where that costs less, or the same with an earlier first token.
+local function weigh_load(offer, placement, option, load, overtaken, stall_s)
+  local prompt_tokens, found = placement.told.prompt_tokens, offer.hit + load.blocks
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, found)
-  local features = features_at(instance, overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms),
-    terms.stall_from_s, uncached, prompt_tokens, placement.hot_tokens or 0, load and load.load_s or 0)
-  local ttft_s, cost = weighted(option.ttft, features), weighted(option.cost, features)
+  local features = features_at(offer.instance, overtaken, stall_s, terms.stall_from_s, uncached, prompt_tokens,
+    placement.hot_tokens or 0, load.load_s, load.own_s)
+  local ttft_s = weighted(option.ttft, features)
   local missed = ttft_s > placement.slo_s
-  return { instance = instance, hit = hit, stamp = stamp, listed = listed, load = load, found = found,
-    uncached = uncached, missed = missed, ttft_s = ttft_s,
-    cost = cost + (missed and weighted(option.missed, features) or 0),
-    decides = placement.other and weighted(option.decider, features),
-    running = instance.running_requests, context = instance.context_tokens }
+  local cost = weighted(option.cost, features) + (missed and weighted(option.missed, features) or 0)
+  if offer.cost and (cost > offer.cost or (cost == offer.cost and ttft_s >= offer.ttft_s)) then
+    return
+  end
+  offer.load, offer.found, offer.uncached, offer.missed = load, found, uncached, missed
+  offer.cost, offer.ttft_s = cost, ttft_s
+  offer.decides = placement.other and weighted(option.decider, features)
+end
+
+-- What a placement would cost on an instance of one option, an expected miss of its SLO included; and what is
+-- compared with the other option. Whether to load from tiers is weighed as different placements are.
+local function weigh(instance, chain, placement, option, guess, now_ms)
+  local most = most_blocks(placement.told.prompt_tokens, placement.block_tokens)
+  local hit, stamp, listed = hit_blocks(instance.id, chain, guess, most)
+  local overtaken, stall_s = overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms)
+  local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
+    context = instance.context_tokens }
+  if instance.tiers == 0 or option.leg == 'decode' then
+    weigh_load(offer, placement, option, NO_LOAD, overtaken, stall_s)
+    return offer
+  end
+  local loads, forbids, takes_limits =
+    tiers.loads_behind(instance, chain, placement.block_tokens, placement.told.prompt_tokens, hit)
+  if takes_limits or #loads == 0 then
+    weigh_load(offer, placement, option, { blocks = 0, own_s = 0, load_s = 0 }, overtaken, stall_s)
+  end
+  for _, load in ipairs(loads) do
+    weigh_load(offer, placement, option, load, overtaken, stall_s)
+  end
+  local blocks, all = offer.load.blocks, #loads > 0 and loads[#loads].blocks or 0
+  offer.load.most_tokens = (blocks < all or forbids) and blocks * placement.block_tokens or -1
+  return offer
 end
 
 -- An instance with nothing to do.
@@ -58,7 +83,7 @@ local function idle_cost(instance, hit, placement, option)
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   idle.tokens_per_s = instance.tokens_per_s
   return weighted(option.cost, features_at(idle, 0, 0, terms.stall_from_s,
-    uncached, prompt_tokens, placement.hot_tokens or 0, 0))
+    uncached, prompt_tokens, placement.hot_tokens or 0, 0, 0))
 end
 
 return { options_from = options_from, weigh = weigh, idle_cost = idle_cost }
