@@ -141,6 +141,7 @@ def _round(number: int, each: dict[str, Any]) -> tuple[RenderableType, ...]:
         f"{decision['expected_ttft_s']:.3f} s; reservation {each['status'] or 'without an answer'}."
     )
     parts = [f"    {name}: {_parts(cost['parts'])}" for name, cost in costs.items() if cost.get("parts")]
+    parts += [f"    {words}" for words in each.get("tiers", ())]  # a replica of another version may not know them
     return f"Decision {number}, attempt {each['attempt']}:", table, verdict, *parts
 
 

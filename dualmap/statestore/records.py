@@ -16,10 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, fields, replace
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.state.instance import (
     COUNTED,
     Counts,
@@ -38,19 +39,6 @@ from dualmap.statestore.errors import UnreadableStateError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-
-class Loaded(NamedTuple):
-    """The load of a request from the tiers of an instance, as a script found it."""
-
-    blocks: int
-    load_s: float
-    link_s: float
-    most_tokens: int | None = None
-    """Tokens that its engine may load; None: all that the tiers have."""
-
-
-NOTHING_LOADED: Final = Loaded(0, 0.0, 0.0)
 
 
 @value
@@ -120,12 +108,12 @@ class InstanceRecord(LiveCounts):
         return [name for name, begins in begun.items() if begins]
 
     def load(
-        self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0, found: Loaded = NOTHING_LOADED
+        self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0, found: TierLoad = NO_LOAD
     ) -> InstanceLoad:
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         stalls = stalled_s(self, now_ms)
-        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, *found[:3])
+        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, found)
         placed = (instance_id, _STATES[self.state], *_placed_figures(self), *_counts(self), *_named_figures(self))
         return in_order(InstanceLoad, (*placed, *derived))
 
@@ -154,7 +142,7 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
 
 
 EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
-EMPTY_LOADED: Final[Mapping[str, Loaded]] = MappingProxyType({})
+EMPTY_LOADED: Final[Mapping[str, TierLoad]] = MappingProxyType({})
 _TEXTS = {"state", "role", *(each.name for each in fields(StoredRequest) if str(each.type) not in ("int", "bool"))}
 
 
@@ -301,7 +289,7 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredReques
 
 
 def load_from(
-    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: Loaded = NOTHING_LOADED
+    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: TierLoad = NO_LOAD
 ) -> InstanceLoad:
     return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks, found=found)
 
@@ -315,7 +303,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
 
     __slots__ = ("_flat", "_made", "_now_ms", "hits", "loaded")
 
-    def __init__(self, flat: Sequence[Any], now_ms: int, loaded: Mapping[str, Loaded] = EMPTY_LOADED) -> None:
+    def __init__(self, flat: Sequence[Any], now_ms: int, loaded: Mapping[str, TierLoad] = EMPTY_LOADED) -> None:
         """``flat`` is an id, a record, a hit, an id, …; ``loaded`` has what is loaded, where something is."""
         self._flat = flat
         self.loaded = loaded
@@ -324,7 +312,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
         self._made: dict[str, InstanceLoad] = {}
 
     @property
-    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, Loaded]]:
+    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, TierLoad]]:
         """The arguments that the loads are made from."""
         return self._flat, self._now_ms, dict(self.loaded)
 
@@ -341,7 +329,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
             hit_blocks = self.hits[instance_id]
             record = self._flat[self._flat.index(instance_id.encode()) + 1]
             try:
-                found = Loaded(*self.loaded.get(instance_id, NOTHING_LOADED))
+                found = TierLoad.of(self.loaded.get(instance_id, NO_LOAD))
                 load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks, found)
             except (ValueError, TypeError) as error:
                 raise UnreadableStateError(f"the record of {instance_id} cannot be read: {error}") from error

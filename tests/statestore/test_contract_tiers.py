@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, InstanceTier, InstanceTiers, LoadPrice, Tier, TierLoad
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
@@ -78,10 +78,10 @@ async def test_what_the_device_evicted_is_found_in_a_tier_and_loaded(pool: PoolS
     reply = await place(pool, "again", chain=PROMPT)
     load = reply.seen.loads["a"]
 
-    assert (load.hit_blocks, load.loaded_blocks, reply.chosen.uncached_tokens) == (6, 6, 1)
-    assert load.load_s == pytest.approx(FAST.load_s(600))
+    assert (load.hit_blocks, load.tiers.blocks, reply.chosen.uncached_tokens) == (6, 6, 1)
+    assert load.tiers.load_s == pytest.approx(FAST.load_s(600))
     assert reply.chosen.ttft_s == pytest.approx(FAST.load_s(600) + 1 / 8000)
-    assert reply.chosen.max_load_tokens is None
+    assert reply.chosen.loads.most_tokens is None
     assert (await record(pool, "again")).load_ms == 18
     assert (await pool.loads())["a"].loading_ms == 18
 
@@ -98,7 +98,7 @@ async def test_a_load_waits_for_those_that_are_booked_until_their_first_tokens(p
     await finish(pool, "again")
     await finish(pool, "behind")
 
-    assert behind.seen.loads["a"].load_s == pytest.approx(0.018 + FAST.load_s(600))
+    assert behind.seen.loads["a"].tiers.load_s == pytest.approx(0.018 + FAST.load_s(600))
     assert left == 18
     assert (await pool.loads())["a"].loading_ms == 0
 
@@ -109,8 +109,8 @@ async def test_where_a_load_takes_longer_than_computing_the_request_forbids_it(p
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert reply.seen.loads["a"].loaded_blocks == 0
-    assert (reply.chosen.uncached_tokens, reply.chosen.max_load_tokens) == (601, 0)
+    assert reply.seen.loads["a"].tiers.blocks == 0
+    assert (reply.chosen.uncached_tokens, reply.chosen.loads.most_tokens) == (601, 0)
     assert (await record(pool, "again")).load_ms == 0
 
 
@@ -120,8 +120,8 @@ async def test_an_engine_that_takes_no_limits_loads_whatever_it_costs(pool: Pool
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert (reply.seen.loads["a"].loaded_blocks, reply.chosen.max_load_tokens) == (6, None)
-    assert reply.seen.loads["a"].load_s == pytest.approx(SLOW.load_s(600))
+    assert (reply.seen.loads["a"].tiers.blocks, reply.chosen.loads.most_tokens) == (6, None)
+    assert reply.seen.loads["a"].tiers.load_s == pytest.approx(SLOW.load_s(600))
 
 
 async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolStore, clock: HandClock) -> None:
@@ -132,19 +132,19 @@ async def test_what_is_cheap_to_load_is_loaded_and_the_rest_computed(pool: PoolS
     await served(pool, "other", OTHER)
     reply = await place(pool, "again", chain=PROMPT)
 
-    assert reply.seen.loads["a"].loaded_blocks == 4
-    assert (reply.chosen.uncached_tokens, reply.chosen.max_load_tokens) == (201, 400)
-    assert reply.seen.loads["a"].load_s == pytest.approx(FAST.load_s(400))
+    assert reply.seen.loads["a"].tiers.blocks == 4
+    assert (reply.chosen.uncached_tokens, reply.chosen.loads.most_tokens) == (201, 400)
+    assert reply.seen.loads["a"].tiers.load_s == pytest.approx(FAST.load_s(400))
 
 
 async def test_a_prompt_that_an_instance_never_had_is_loaded_by_what_events_say(pool: PoolStore) -> None:
     await with_tiers(pool, HOST)
     await report(pool, "a", Tier.HOST, BLOCKS)
-    stored = (await place(pool, "first", chain=PROMPT)).seen.loads["a"].loaded_blocks
+    stored = (await place(pool, "first", chain=PROMPT)).seen.loads["a"].tiers.blocks
     await finish(pool, "first")
     await served(pool, "other", OTHER)
     await report(pool, "a", Tier.HOST, removed=BLOCKS[3:])
-    removed = (await place(pool, "again", chain=PROMPT)).seen.loads["a"].loaded_blocks
+    removed = (await place(pool, "again", chain=PROMPT)).seen.loads["a"].tiers.blocks
 
     assert (stored, removed) == (6, 3)
 
@@ -227,7 +227,7 @@ async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:
     await served(pool, "first", PROMPT)
     reply = await place(pool, "other", chain=OTHER, weights=Weights(Form(load_s=1.0), Form(load_s=1.0)))
 
-    assert (reply.chosen.ttft_s, reply.seen.loads["a"].load_s, reply.chosen.max_load_tokens) == (0.0, 0.0, None)
+    assert (reply.chosen.ttft_s, reply.seen.loads["a"].tiers.load_s, reply.chosen.loads.most_tokens) == (0.0, 0.0, None)
 
 
 COSTS = {
@@ -260,25 +260,29 @@ async def test_the_load_is_the_one_of_least_cost_as_python_weighs_it(cost: str) 
         reply = await place(pool, name, name, chain=prompt, weights=weights)
 
         seen, cheapest = reply.seen.loads[name], least(tiers, kept, prompt, weights, reply)
-        wanted = seen.hit_blocks, seen.load_s, seen.link_s
-        assert wanted == (cheapest.hit_blocks, pytest.approx(cheapest.load_s), pytest.approx(cheapest.link_s))
+        wanted = seen.hit_blocks, seen.tiers.load_s, seen.tiers.link_s
+        assert wanted == (
+            cheapest.hit_blocks,
+            pytest.approx(cheapest.tiers.load_s),
+            pytest.approx(cheapest.tiers.link_s),
+        )
         dear = all(each.price.token_s * seen.prefill_tokens_per_s >= 1 for each in described)
         limited = tiers.takes_limits and (seen.hit_blocks < max(kept) or dear)
-        assert reply.chosen.max_load_tokens == (seen.hit_blocks * BLOCK_TOKENS if limited else None)
-        loads[seen.loaded_blocks == max(kept)] += 1
+        assert reply.chosen.loads.most_tokens == (seen.hit_blocks * BLOCK_TOKENS if limited else None)
+        loads[seen.tiers.blocks == max(kept)] += 1
     assert loads[False] >= (15 if cost.startswith(("the", "what")) else 0)
     assert loads[True] > 15
 
 
 def least(tiers: InstanceTiers, kept: list[int], prompt: Chain, weights: Weights, reply: PlaceReply) -> InstanceLoad:
     """The load of an idle instance with the loads from tiers that cost least, or with an earlier first token."""
-    idle = replace(next(iter(reply.seen.loads.values())), loaded_blocks=0, load_s=0.0, link_s=0.0, hit_blocks=0)
+    idle = replace(next(iter(reply.seen.loads.values())), tiers=NO_LOAD, hit_blocks=0)
     options, taken, link_s = [idle], 0, 0.0
     for tier, count in zip(tiers.tiers, kept, strict=True):
         if count > taken:
             link_s = max(link_s, tier.price.load_s((count - taken) * BLOCK_TOKENS))
             taken = count
-            options.append(replace(idle, hit_blocks=count, loaded_blocks=count, load_s=link_s, link_s=link_s))
+            options.append(replace(idle, hit_blocks=count, tiers=TierLoad(count, link_s, link_s)))
     if not tiers.takes_limits:
         options = options[-1:]
 

@@ -385,7 +385,7 @@ class Traffic:
         assert reply.chosen.ttft_s == pytest.approx(made.weighing.weights.ttft.of(features[reply.chosen.instance_id]))
         assert reply.chosen.is_hybrid is (reply.seen.loads[reply.chosen.instance_id].hit_step_tokens > 0)
         self.seen["weighed"] += len(costs) > 1
-        self.seen["loaded"] += any(load.loaded_blocks for load in reply.seen.loads.values())
+        self.seen["loaded"] += any(load.tiers.blocks for load in reply.seen.loads.values())
 
     def pick(self, *states: RequestState) -> StoredRequest | None:
         """One of the live requests: calls that would mostly miss would prove little."""

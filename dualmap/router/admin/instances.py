@@ -304,6 +304,6 @@ def _load(load: InstanceLoad | None) -> dict[str, Any] | None:
     if load is None:
         return None
     fields = asdict(load)
-    for known in ("instance_id", "state", "hit_blocks"):
+    for known in ("instance_id", "state", "hit_blocks", "tiers"):
         del fields[known]
     return fields | {"kv_usage": load.kv_usage}

@@ -12,6 +12,7 @@ import msgspec
 
 from dualmap.router.prompts.prompt import WHY_UNRENDERED
 from dualmap.router.tenants.rate_limits import limits_told
+from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
 from dualmap.scheduling.request.machine import RequestMachine
@@ -38,6 +39,9 @@ REASONS: Mapping[Reason, str] = {
     Reason.BEYOND_PAIR: "it costs less than both candidates of the pair",
 }
 """The reason for an instance, as the end of a sentence."""
+
+TIERS: Mapping[str, str] = {"host": "host memory", "disk": "its disk", "pool": "the shared store"}
+"""Tiers, in words."""
 
 KEPT_CANDIDATES = 8
 KEPT_EXPLANATIONS = 2048
@@ -95,7 +99,23 @@ class PlacementRound:
             "attempt": self.attempt,
             "status": self.status,
             "considered": self.considered,
+            "tiers": [words for each in self.loads.values() if (words := _tier_words(each))],
         }
+
+
+def _tier_words(load: InstanceLoad) -> str:
+    """What an instance loads from its tiers, and what it computes though it is there; empty for nothing."""
+    loads = load.tiers
+    loaded = [f"{blocks:,} blocks from {TIERS.get(tier, tier)}" for tier, blocks, _ in loads.by_tier if blocks]
+    computed = [f"{blocks:,} blocks of {TIERS.get(tier, tier)}" for tier, _, blocks in loads.by_tier if blocks]
+    parts = list[str]()
+    if loaded:
+        wait_s = loads.load_s - loads.link_s
+        behind = f", {wait_s:.3f} s of it behind other loads" if wait_s > 0.0005 else ""
+        parts.append(f"loads {' and '.join(loaded)} in {loads.load_s:.3f} s{behind}")
+    if computed:
+        parts.append(f"computes {' and '.join(computed)}, as that costs less than to load them")
+    return f"{load.instance_id} {', and '.join(parts)}" if parts else ""
 
 
 def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tuple[str, ...]:
@@ -460,10 +480,7 @@ def _round(
     named: list[str], loads: Any, decision: list[Any], attempt: int, status: str, times_ms: list[int], in_all: int
 ) -> PlacementRound:
     if isinstance(loads, dict):
-        seen: Mapping[str, InstanceLoad] = {
-            name: in_order(InstanceLoad, (name, InstanceState(state), *figures))
-            for name, (_, state, *figures) in loads.items()
-        }
+        seen: Mapping[str, InstanceLoad] = {name: _load(*figures) for name, figures in loads.items()}
     else:
         seen = ReportedLoads(*loads)
     made = dict(zip(_DECISION_FIELDS, decision, strict=True))
@@ -474,4 +491,11 @@ def _round(
     )
 
 
+def _load(instance_id: str, state: str, *figures: Any) -> InstanceLoad:
+    made = dict(zip(_LOAD_FIELDS, figures, strict=True))
+    made["tiers"] = TierLoad.of(made["tiers"])
+    return InstanceLoad(instance_id, InstanceState(state), **made)
+
+
+_LOAD_FIELDS = [each.name for each in fields(InstanceLoad)][2:]
 _DECISION_FIELDS = [each.name for each in fields(Decision)]

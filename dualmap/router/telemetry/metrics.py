@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
 from dualmap.router.telemetry.tenant_metrics import TenantMetrics
 from dualmap.runtime.certificates import CertificateReport
+from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FAILED_BY_THE_FLEET, FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
@@ -127,6 +128,7 @@ class PoolMetrics:
         self.hit_tokens_expected = metrics.hit_tokens.labels(pool, "expected")
         self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
         self.hit_tokens_unreported = metrics.hit_tokens.labels(pool, "unreported")
+        self._tier_tokens = metrics.tier_tokens
         self.stale = metrics.stale.labels(pool)
         self.one_trip = metrics.placements.labels(pool, "1")
         self.more_trips = metrics.placements.labels(pool, "more")
@@ -170,6 +172,12 @@ class PoolMetrics:
         self.output_tokens.value += output_tokens
         if first_token_s is not None and output_tokens > 1:
             self.tpot_s.observe((answer_s - first_token_s) / (output_tokens - 1))
+
+    def count_tiers(self, loads: TierLoad, block_tokens: int) -> None:
+        """Count what tiers of the instance of a request had of its prompt, and what the prices decided."""
+        for tier, loaded, computed in loads.by_tier:
+            self._tier_tokens.labels(self._pool, tier, "loaded").inc(loaded * block_tokens)
+            self._tier_tokens.labels(self._pool, tier, "computed").inc(computed * block_tokens)
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
         """Compare the cached tokens of one answer with usage. vLLM reports none where nothing was cached: that is 0,
@@ -263,6 +271,11 @@ class RouterMetrics:
             "dualmap_hit_tokens",
             "Prompt tokens found cached: expected, reported by instances, or expected and unreported",
             "pool", "by",
+        )  # fmt: skip
+        self.tier_tokens = make.counter(
+            "dualmap_tier_tokens",
+            "Prompt tokens that tiers of the chosen instance had: loaded, or computed as that cost less",
+            "pool", "tier", "by",
         )  # fmt: skip
         self.cached_error_tokens = make.histogram(
             "dualmap_cached_tokens_error_tokens",

@@ -91,8 +91,8 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_token
         uncached_tokens,
         chain.prompt_tokens,
         hot_tokens,
-        load.load_s,
-        load.link_s,
+        load.tiers.load_s,
+        load.tiers.link_s,
     )
 
 

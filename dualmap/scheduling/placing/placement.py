@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from dualmap.scheduling.errors import NoInstanceError
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, features_of
 from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
@@ -160,9 +161,8 @@ class Chosen:
     _: KW_ONLY
     is_hybrid: bool = False
     """The instance is known to run a hybrid model: its hits end at some blocks alone."""
-    max_load_tokens: int | None = None
-    """Tokens that its engine may load from tiers: loading more takes longer than computing; None: all that they have.
-    """
+    loads: TierLoad = NO_LOAD
+    """What it loads from tiers, and may load: where computing costs less, its engine is to load no more."""
 
 
 @value

@@ -943,7 +943,7 @@ class RequestMachine:
         placed = self.placed
         if placed is None or placed.instance_id != self.instance_id:
             return None
-        return placed.reply.chosen.max_load_tokens
+        return placed.reply.chosen.loads.most_tokens
 
     @property
     def shows_first_token(self) -> bool:

@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, Protocol
 
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.values import documented, value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
@@ -170,12 +171,8 @@ class InstanceLoad(LiveCounts):
     hit_step_tokens: int = 0
     """The tokens of which a hit of a model with several cache groups is a multiple, as its KV events show; 0: any block
     may end one (``scheduling.prompts.cache_groups``)."""
-    loaded_blocks: int = 0
-    """The part of ``hit_blocks`` that is to be loaded from tiers."""
-    load_s: float = 0.0
-    """Time of these loads, with those booked before them."""
-    link_s: float = 0.0
-    """Time of these loads alone."""
+    tiers: TierLoad = NO_LOAD
+    """What a request would load there from tiers: a part of ``hit_blocks``."""
 
     @property
     def in_flight(self) -> int:

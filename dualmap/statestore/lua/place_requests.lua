@@ -9,8 +9,8 @@
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
---       what is loaded from tiers, as JSON {id: [blocks, seconds, most tokens or -1], …}, or nil, and of each instance
---       that was weighed: its id, its record, its hit}
+--       what is loaded from tiers, as JSON {id: [blocks, seconds, seconds alone, most tokens or -1, [[tier, blocks that
+--       it has], …]], …}, or nil, and of each instance that was weighed: its id, its record, its hit}
 local books = require('shared.books')
 local budgets = require('shared.budgets')
 local decoded = require('shared.decoded')

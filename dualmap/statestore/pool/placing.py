@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
+from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import (
@@ -30,7 +31,7 @@ from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
-from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, Loaded, ReportedLoads, pack_chain, reported_of
+from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
 """Most placements in one script call: a script stops everything else, and its memory is not reused before it ends."""
@@ -181,7 +182,7 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
             running_requests,
             context_tokens,
             is_hybrid=where in loads.hits and loads.is_hybrid(instance_id),
-            max_load_tokens=None if where is None or where not in loaded else loaded[where].most_tokens,
+            loads=NO_LOAD if where is None else loaded.get(where, NO_LOAD),
         ),
         enqueued_ms,
         queue and queue_head_from(queue),
@@ -190,11 +191,10 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     )
 
 
-def _loaded_from(tiers: bytes) -> dict[str, Loaded]:
-    found = orjson.loads(tiers)
+def _loaded_from(tiers: bytes) -> dict[str, TierLoad]:
     return {
-        name: Loaded(int(blocks), float(load_s), float(link_s), None if most < 0 else int(most))
-        for name, (blocks, load_s, link_s, most) in found.items()
+        name: TierLoad.of((blocks, load_s, link_s, None if most < 0 else most, in_tiers))
+        for name, (blocks, load_s, link_s, most, in_tiers) in orjson.loads(tiers).items()
     }
 
 

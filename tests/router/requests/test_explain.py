@@ -23,6 +23,7 @@ from dualmap.router.requests.explain import (
     PlacementRound,
     Terms,
 )
+from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Chosen, Observation, Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.request.outcome import Usage
@@ -58,6 +59,23 @@ def test_the_oldest_is_forgotten_first() -> None:
     assert [entry.asked.request_id for entry in log.recent(2)] == ["4", "3"]
 
 
+def test_what_tiers_have_is_told_with_what_the_prices_decided() -> None:
+    loads = {
+        "a": InstanceLoad("a", InstanceState.READY, tiers=LOADS),
+        "b": InstanceLoad("b", InstanceState.READY, tiers=TierLoad(0, 0.0, 0.0, 0, (("disk", 9),))),
+        "c": InstanceLoad("c", InstanceState.READY, tiers=TierLoad(1, 0.1, 0.1, None, (("host", 1),))),
+        "d": InstanceLoad("d", InstanceState.READY),
+    }
+    told = PlacementRound((*loads,), loads, Decision("a", 3, 100, 0.5, Reason.COST), 1, PlaceStatus.HELD).told()
+
+    assert told["tiers"] == [
+        "a loads 2 blocks from host memory and 1 blocks from the shared store in 0.250 s, 0.200 s of it behind other"
+        " loads, and computes 3 blocks of the shared store, as that costs less than to load them",
+        "b computes 9 blocks of its disk, as that costs less than to load them",
+        "c loads 1 blocks from host memory in 0.100 s",
+    ]
+
+
 def test_a_limit_of_none_remembers_nothing() -> None:
     log = DecisionLog(limit=0)
     log.add(explanation("x"))
@@ -82,11 +100,17 @@ def without_rounds(told: Explanation) -> Explanation:
 RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
 
 
+LOADS = TierLoad(3, 0.25, 0.05, 384, (("host", 2), ("pool", 4)))
+
+
 @pytest.mark.parametrize(
     "loads",
     [
-        {"a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2), "b": InstanceLoad("b", InstanceState.READY)},
-        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000),
+        {
+            "a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2, tiers=LOADS),
+            "b": InstanceLoad("b", InstanceState.READY),
+        },
+        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000, {"a": LOADS}),
     ],
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from dualmap.router.errors import ReplicaFullError
 from dualmap.router.telemetry.metrics import RouterMetrics, measured
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
@@ -63,6 +64,19 @@ async def test_the_story_of_a_request_is_counted(start_runtime: Any, clock: Any)
     assert sample(runtime, "dualmap_decision_seconds_count", pool="default") == 1.0
     assert sample(runtime, "dualmap_prompt_tokens_total", pool="default", by="expected") == 100.0
     assert sample(runtime, "dualmap_inflight_requests", pool="default") == 0.0
+
+
+async def test_what_tiers_had_is_counted_by_what_the_prices_decided(start_runtime: Any, store: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a", kv_capacity_tokens=256),))
+    for token_s in (1e-6, 1e-6, 1e-2):
+        tiers = InstanceTiers((InstanceTier(Tier.HOST, 10_000, LoadPrice(0.0, token_s)),))
+        await store.pool("default").tiers.describe("a", tiers)
+        request = await runtime.intake.place(tools.request("x" * 6000))
+        request.first_token()
+        request.finish(Outcome.COMPLETED)
+
+    assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="loaded") == (93 - 16) * 16.0
+    assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="computed") == (93 - 16) * 16.0
 
 
 async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:

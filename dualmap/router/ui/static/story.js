@@ -133,7 +133,8 @@ export class Story {
     const seen = new Map(rows.flatMap((row) => row.bars.map(([words, , fill]) => [words, fill])));
     const legend = element("p", { class: "legend" }, ...[...seen].map(([words, fill]) => element("span", {}, element("i", { style: `background: ${fill}` }), words)));
     const more = round.considered > round.candidates.length ? element("small", {}, `${round.considered} were considered; those that matter are shown.`) : "";
-    return element("div", { class: "scroll" }, table, weighed ? legend : "", more);
+    const tiers = (round.tiers ?? []).map((words) => element("p", { class: "sub" }, `${words}.`));
+    return element("div", { class: "scroll" }, table, weighed ? legend : "", ...tiers, more);
   }
 }
 

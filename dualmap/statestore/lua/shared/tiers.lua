@@ -42,21 +42,21 @@ end
 
 -- The loads from tiers that a request may have behind a hit, each its blocks, its own time, and the time with what is
 -- booked before it: from the nearest tier alone, from two of them, …; an engine that takes no limits loads all. And
--- whether it forbids what is not known to be there.
+-- whether it forbids what is not known to be there, whether the engine takes limits, and what is in each tier.
 local function loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
-  local described, loads = tiers_of(instance), {}
+  local described, loads, found = tiers_of(instance), {}, {}
   local most, taken, own_s = floor((prompt_tokens - 1) / block_tokens), hit, 0
   local queued_s, forbids = instance.loading_ms / 1000, described.limits and #described.tiers > 0
   for _, tier in ipairs(described.tiers) do
     forbids = forbids and is_dear(tier.token_s, instance.tokens_per_s)
     local blocks = min(blocks_behind(tier, chain, taken), most - taken)
     if blocks > 0 then
-      taken = taken + blocks
+      taken, found[#found + 1] = taken + blocks, format('["%s",%d]', tier.tier, blocks)
       own_s = max(own_s, load_time_s(tier.start_s, tier.token_s, blocks * block_tokens))
       loads[described.limits and #loads + 1 or 1] = { blocks = taken - hit, own_s = own_s, load_s = queued_s + own_s }
     end
   end
-  return loads, forbids, described.limits
+  return loads, forbids, described.limits, found
 end
 
 -- Enters a chain as the last that was used, its first block as the youngest, into every tier; forgets what is beyond
@@ -84,7 +84,8 @@ end
 local function text_of(loads)
   local texts = {}
   for id, load in pairs(loads) do
-    texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d]', id, load.blocks, load.load_s, load.own_s, load.most_tokens)
+    texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d,[%s]]', id, load.blocks, load.load_s, load.own_s,
+      load.most_tokens, concat(load.found, ','))
   end
   return '{' .. concat(texts, ',') .. '}'
 end

@@ -61,7 +61,7 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
     weigh_load(offer, placement, option, NO_LOAD, overtaken, stall_s)
     return offer
   end
-  local loads, forbids, takes_limits =
+  local loads, forbids, takes_limits, found =
     tiers.loads_behind(instance, chain, placement.block_tokens, placement.told.prompt_tokens, hit)
   if takes_limits or #loads == 0 then
     weigh_load(offer, placement, option, { blocks = 0, own_s = 0, load_s = 0 }, overtaken, stall_s)
@@ -71,6 +71,7 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   end
   local blocks, all = offer.load.blocks, #loads > 0 and loads[#loads].blocks or 0
   offer.load.most_tokens = (blocks < all or forbids) and blocks * placement.block_tokens or -1
+  offer.load.found = found
   return offer
 end
 
