@@ -106,6 +106,8 @@ def _run(api: AdminApi, arguments: argparse.Namespace) -> int:
             return 0
         console = terminal()
         console.print(instances_table(listed))
+        for line in tiers(listed):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
         for line in troubles(listed):
             console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
         return 0
@@ -185,6 +187,18 @@ def troubles(instances: list[dict[str, Any]]) -> list[str]:
     wrong = [f"{each['id']} ({each['state']}): {each['trouble']}" for each in listed if each.get("trouble")]
     not_exact = [(each["id"], each["kv_view"], each["kv_view_reason"]) for each in listed if each.get("kv_view_reason")]
     return wrong + [f"{name}: its cache is known as {view}: {reason}" for name, view, reason in not_exact]
+
+
+def tiers(instances: list[dict[str, Any]]) -> list[str]:
+    """The tiers of instances with their prices, a line for each instance that has some."""
+    listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
+    return [f"{each['id']}: {', '.join(map(_tier, each['tiers']))}" for each in listed if each.get("tiers")]
+
+
+def _tier(each: dict[str, Any]) -> str:
+    price, default = each["price"], f" (default: {each['reason']})" if each.get("reason") else ""
+    times = f"{1000 * price['start_s']:.3g} ms + {1e6 * price['token_s']:.3g} µs a token"
+    return f"{each['tier']} of {each['tokens']:,} tokens, {times}{default}"
 
 
 def _models(models: dict[str, str] | None) -> str:

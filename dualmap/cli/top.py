@@ -28,6 +28,7 @@ from dualmap.router.telemetry.traffic import FleetTraffic, TrafficCounts
 from dualmap.router.tenants.tenant_record import TenantRecord
 from dualmap.router.tenants.usage import TenantNow, tenants_now
 from dualmap.router.ui.chronicler import RECENT_SAMPLES, ended, recent_traffic
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
@@ -60,6 +61,8 @@ Limits = Mapping[str, Sequence[Limit]]
 _FRESH_S = 30.0
 """Age up to which the record of the last minutes is taken for the present one."""
 _SHOWN_PROBLEMS = 4
+_USUAL_LOAD = 8192
+"""Tokens of the load by which prices are shown."""
 
 
 class Window(Generic[T]):
@@ -253,6 +256,8 @@ def values(overview: PoolOverview) -> dict[str, object]:
         "leader": overview.leader,
         "migrations": overview.migrations,
         "instances": overview.loads,
+        "tiers": {name: each.tiers for name, each in overview.tiers.items()},
+        "doubts": overview.doubts,
     }
 
 
@@ -281,6 +286,8 @@ def pool_table(
         table.add_column(heading, no_wrap=True)
     for heading in ("", "held", "running", "KV", "tokens/s"):
         table.add_column(heading, justify="right", no_wrap=True)
+    if overview.tiers:
+        table.add_column("load of 8,192 tokens", no_wrap=True)
     loads = sorted(overview.loads.values(), key=SORTS[sort][1])
     for load in loads[:rows]:
         ahead_s = load.pending_tokens / load.prefill_tokens_per_s
@@ -294,10 +301,18 @@ def pool_table(
             f"{load.running_requests:,}",
             Text(f"{load.kv_demand:.0%}", "red" if load.kv_demand > 1 else ""),
             f"{load.prefill_tokens_per_s:,.0f}",
+            *([_tiers(overview.tiers.get(load.instance_id))] if overview.tiers else ()),
         )
     more = [Text(f"… {len(loads) - rows} more", "dim")] if rows is not None and len(loads) > rows else []
+    more += [Text(f"{name}: its cache is estimated: {why}", "dim") for name, why in islice(overview.doubts.items(), 4)]
     wrong = _wrong(overview, minutes, recent, over_s, slo_s)
     return Group(*wrong, _headline(name, overview, total, recent, over_s), table, *more, "")
+
+
+def _tiers(tiers: InstanceTiers | None) -> str:
+    """The time of a usual load from each tier; a default price has a question mark."""
+    each = () if tiers is None else tiers.tiers
+    return "  ".join(f"{one.tier} {one.price.load_s(_USUAL_LOAD):.3f} s{'?' if one.reason else ''}" for one in each)
 
 
 def _wrong(

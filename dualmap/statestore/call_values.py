@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -88,6 +89,10 @@ class PoolOverview:
     """Migrated requests by reason, since the pool began."""
     notes: Mapping[str, Note]
     """Complaints about instances, by id, as their last health check found; most have none."""
+    tiers: Mapping[str, InstanceTiers] = field(default_factory=dict, kw_only=True)
+    """The tiers of each instance that has some."""
+    doubts: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    """Why the cache of an instance is not known exactly, by id, of those whose KV events are followed or were."""
 
 
 @dataclass(frozen=True, slots=True)

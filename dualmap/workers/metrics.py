@@ -134,12 +134,19 @@ class WorkerMetrics:
         self.drained = Counter(
             "dualmap_worker_drained", "Instances that finished draining", ["pool"], registry=self.registry
         )
+        self.tier_price_seconds = Gauge(
+            "dualmap_worker_tier_price_seconds",
+            "Price of a load from a tier of an instance, its start and each token, of the worker that leads the pool",
+            ["pool", "instance", "tier", "part"],
+            registry=self.registry,
+        )
         self.kv_event_batches = Counter(
             "dualmap_worker_kv_event_batches", "Batches of KV events applied", ["pool"], registry=self.registry
         )
         self.kv_event_blocks = Counter(
             "dualmap_worker_kv_event_blocks",
-            "Blocks of KV events by what became of them (stored, removed, unknown: what came before them is not known)",
+            "Blocks of KV events by what became of them (stored, removed, unknown: what came before them is not known;"
+            " tier_stored, tier_removed: of tiers)",
             ["pool", "kind"],
             registry=self.registry,
         )

@@ -51,6 +51,7 @@ class TierKeeper:
         described = await self._context.pool.tiers.described()
         for spec in ready:
             tiers = self._tiers_of(spec.instance_id)
+            self._report(spec.instance_id, tiers)
             if _differs(described.get(spec.instance_id), tiers):
                 await self._context.pool.tiers.describe(spec.instance_id, tiers, fence=self._context.fence)
 
@@ -82,12 +83,16 @@ class TierKeeper:
                     price.reason,
                 )
 
+    def _report(self, instance_id: str, tiers: InstanceTiers) -> None:
+        for each in tiers.tiers:
+            for part, seconds in (("start", each.price.start_s), ("token", each.price.token_s)):
+                labels = (self._context.pool.name, instance_id, each.tier.value, part)
+                self._context.metrics.tier_price_seconds.labels(*labels).set(seconds)
+
     def _tiers_of(self, instance_id: str) -> InstanceTiers:
         prices = self._prices.get(instance_id, {})
-        tiers = [
-            InstanceTier(tier, tokens, prices.get(tier, MeasuredPrice(tier)).price)
-            for tier, tokens in self._sizes.items()
-        ]
+        known = [(tier, tokens, prices.get(tier, MeasuredPrice(tier))) for tier, tokens in self._sizes.items()]
+        tiers = [InstanceTier(tier, tokens, each.price, each.why_prior) for tier, tokens, each in known]
         return InstanceTiers(tuple(tiers), self._limits.get(instance_id, False))
 
 
@@ -102,7 +107,7 @@ def _differs(former: InstanceTiers | None, now: InstanceTiers) -> bool:
     """Whether placements are to know the newer description."""
     if former is None or former.takes_limits != now.takes_limits:
         return True
-    sizes = [[(each.tier, each.tokens) for each in tiers.tiers] for tiers in (former, now)]
+    sizes = [[(each.tier, each.tokens, each.reason) for each in tiers.tiers] for tiers in (former, now)]
     if sizes[0] != sizes[1]:
         return True
     before, after = ([each.price.load_s(TYPICAL_TOKENS) for each in tiers.tiers] for tiers in (former, now))

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dualmap.cli.top import LastMinutes, MadeLimits, Shown, _bar, _screen, pool_table, tenant_table
+from dualmap.cli.top import LastMinutes, MadeLimits, Shown, _bar, _screen, pool_table, tenant_table, values
 from dualmap.router.telemetry.traffic import INFO_FIELD, TrafficCounts
 from dualmap.router.tenants.tenant_record import TenantRecord
 from dualmap.router.tenants.usage import TenantNow
 from dualmap.runtime.tenant_settings import LimitSettings
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
@@ -48,6 +49,23 @@ def text(renderable: Any, width: int = 160) -> str:
 def names(shown: str) -> str:
     rows = (line.split() for line in shown.splitlines()[4:])
     return "".join(row[0] for row in rows if row and row[0] in LOADS)
+
+
+def test_prices_of_tiers_and_doubts_about_caches_are_shown_where_there_are_some() -> None:
+    tiers = InstanceTiers(
+        (
+            InstanceTier(Tier.HOST, 800_000, LoadPrice(0.001, 1e-6)),
+            InstanceTier(Tier.DISK, 9_000_000, LoadPrice(0.01, 2e-5), "nothing was loaded yet"),
+        )
+    )
+    plain = overview(TrafficCounts())
+    seen = replace(plain, tiers={"a": tiers}, doubts={"b": "its events name a memory that is not known"})
+    shown, without = (text(pool_table("default", each, Shown(), "name", 5.0, None)) for each in (seen, plain))
+
+    assert "host 0.009 s  disk 0.174 s?" in shown
+    assert "b: its cache is estimated: its events name a memory that is not known" in shown
+    assert "load of" not in without and "estimated" not in without
+    assert values(seen)["tiers"] == {"a": tiers.tiers}
 
 
 @pytest.mark.parametrize(

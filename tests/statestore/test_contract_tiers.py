@@ -14,7 +14,7 @@ from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, feat
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
-from dualmap.statestore.kv_views import KvChange, TierChange
+from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
@@ -220,6 +220,24 @@ async def test_tiers_are_described_until_the_instance_is_removed(pool: PoolStore
 
     assert (described, none, await pool.tiers.described()) == ({"a": tiers}, {}, {})
     assert not await pool.tiers.describe("nobody", tiers)
+
+
+async def test_an_overview_has_tiers_and_why_a_cache_is_not_known_exactly(pool: PoolStore) -> None:
+    tiers = InstanceTiers((HOST, InstanceTier(Tier.POOL, 9000, SLOW, "nothing was loaded yet")))
+    await with_tiers(pool)
+    await with_tiers(pool, name="b")
+    await pool.tiers.describe("a", tiers)
+    none = (await pool.overview()).doubts
+    await report(pool, "a", Tier.HOST)
+    await report(pool, "b", Tier.HOST)
+    for name, status, reason in (("a", KvViewStatus.EXACT, ""), ("b", KvViewStatus.ESTIMATE, "no replay")):
+        claim = await pool.kv_events.claim(name, "worker-1")
+        assert claim is not None
+        await pool.kv_events.mark(name, claim.fence, status, reason)
+    seen = await pool.overview()
+
+    assert (none, seen.doubts, seen.tiers) == ({}, {"b": "no replay"}, {"a": tiers})
+    assert (await pool.snapshot()).tiers == {"a": tiers}
 
 
 async def test_an_instance_without_tiers_loads_nothing(pool: PoolStore) -> None:

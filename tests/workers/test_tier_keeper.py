@@ -73,6 +73,7 @@ async def test_prices_are_measured_within_a_fifth_from_what_was_loaded(
     assert (host.tier, host.tokens, shared.tier, shared.tokens) == (Tier.HOST, 16_000, Tier.POOL, 1_000_000)
     assert host.price.load_s(7424) == pytest.approx(real_s, rel=0.2)
     assert shared.price == PRIORS[Tier.POOL], "nothing was loaded from there"
+    assert [each.reason for each in tiers.tiers] == ["", "nothing was loaded yet"]
     assert tiers.takes_limits
 
 

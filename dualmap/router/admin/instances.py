@@ -24,6 +24,7 @@ from dualmap.runtime.pool_settings import (
     RunningRequests,
 )
 from dualmap.scheduling.errors import TransitionError
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.instance_lifecycle import InstanceEvent, next_state
 from dualmap.statestore.call_values import Note
@@ -88,6 +89,11 @@ class Instance(BaseModel):
         None, description="how its prefix cache is known: exact or partial by its KV events, or an estimate"
     )
     kv_view_reason: str | None = Field(None, description="why it is not exact; null where no events are followed")
+    tiers: list[dict[str, Any]] | None = Field(
+        None,
+        description="the tiers behind its device, the nearest first: tier, tokens, price (start_s, token_s), and the"
+        " reason where the price is a default; null where it has none",
+    )
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -120,6 +126,7 @@ async def list_instances(pools: PoolsParam) -> InstanceList:
                 snapshot.loads.get(instance_id),
                 note=snapshot.notes.get(instance_id),
                 view=snapshot.kv_views.get(instance_id),
+                tiers=snapshot.tiers.get(instance_id),
             )
             for instance_id, spec in snapshot.instances.items()
         ]
@@ -291,8 +298,11 @@ def _instance(
     warning: str | None = None,
     note: Note | None = None,
     view: KvEventRecord | None = None,
+    tiers: InstanceTiers | None = None,
 ) -> Instance:
     fields = asdict(spec)
+    if tiers is not None:
+        fields["tiers"] = [asdict(each) for each in tiers.tiers]
     if view is not None:
         fields |= {"kv_view": view.status.value, "kv_view_reason": view.reason or None}
     if note is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dualmap.router.requests.explain import Explanation
 from dualmap.router.telemetry.traffic import TrafficCounts
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad
@@ -70,7 +71,14 @@ def pool_figures(
         "migrations": dict(overview.migrations),
         "traffic": {name: getattr(traffic, name) for name in TrafficCounts.__dataclass_fields__},
         "keys": _hottest(keys, rings),
+        "tiers": {name: [_tier_row(each) for each in tiers.tiers] for name, tiers in overview.tiers.items()},
+        "doubts": dict(overview.doubts),
     }
+
+
+def _tier_row(each: InstanceTier) -> list[Any]:
+    """A tier, its tokens, its price, and why that is a default."""
+    return [each.tier.value, each.tokens, each.price.start_s, each.price.token_s, each.reason]
 
 
 def _hottest(keys: Mapping[int, tuple[int, int]], rings: DualRing) -> list[list[Any]]:

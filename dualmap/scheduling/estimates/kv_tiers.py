@@ -57,6 +57,8 @@ class InstanceTier:
     tokens: int
     """Its size: what was used longest ago is taken to be forgotten beyond."""
     price: LoadPrice
+    reason: str = ""
+    """Why the price is a default, in words; empty where it is measured."""
 
 
 @value

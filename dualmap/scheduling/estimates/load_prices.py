@@ -61,7 +61,9 @@ class MeasuredPrice:
 
     tier: Tier
     reason: str = ""
-    """Why it is the prior although there are readings; empty where it is measured, or nothing was loaded yet."""
+    """Why it is the prior although something was loaded; empty where it is measured, or nothing was loaded yet."""
+    is_measured: bool = False
+    """Something was loaded, at a price that can be believed."""
     _model: Ridge = field(init=False)
     _former: LoadReading | None = None
 
@@ -69,6 +71,11 @@ class MeasuredPrice:
         prior = PRIORS[self.tier]
         unit_s = prior.token_s * TOKENS_UNIT
         self._model = Ridge.of((prior.start_s, unit_s), (START_ERROR_S, TOKEN_ERRORS * unit_s), (0.0, 1e-4 * unit_s))
+
+    @property
+    def why_prior(self) -> str:
+        """Why the price is the prior, in words; empty where it is measured."""
+        return self.reason or ("" if self.is_measured else "nothing was loaded yet")
 
     @property
     def price(self) -> LoadPrice:
@@ -89,7 +96,7 @@ class MeasuredPrice:
         if not 0 < grown.busy_s <= MOST_TOKEN_S * grown.tokens:
             self.reason = f"it reports {grown.busy_s:g} s for loads of {grown.tokens:g} tokens"
             return
-        self.reason = ""
+        self.reason, self.is_measured = "", True
         features = (grown.loads, grown.tokens / TOKENS_UNIT)
         usual_error = ERROR_S + ERROR_SHARE * grown.busy_s
         self._model = self._model.observed(features, grown.busy_s, usual_error=usual_error, keep=KEEP).solved()

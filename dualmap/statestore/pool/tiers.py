@@ -87,6 +87,7 @@ def _text_of(instance_id: str, tiers: InstanceTiers) -> bytes:
             "tokens": each.tokens,
             "start_s": each.price.start_s,
             "token_s": each.price.token_s,
+            "reason": each.reason,
         }
         for each in tiers.tiers
     ]
@@ -97,7 +98,12 @@ def tiers_from(text: bytes) -> InstanceTiers:
     """The reverse. Raises ValueError, or the like, where it is no description."""
     described = orjson.loads(text)
     tiers = [
-        InstanceTier(Tier(each["tier"]), int(each["tokens"]), LoadPrice(each["start_s"], each["token_s"]))
+        InstanceTier(
+            Tier(each["tier"]),
+            int(each["tokens"]),
+            LoadPrice(each["start_s"], each["token_s"]),
+            each.get("reason", ""),
+        )
         for each in described["tiers"]
     ]
     return InstanceTiers(tuple(tiers), bool(described["limits"]))

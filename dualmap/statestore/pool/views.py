@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dualmap.scheduling.estimates.learned import Learned
@@ -21,6 +22,7 @@ from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.readable import checks_replies, count_from, each_readable, readable_texts
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.schema import PoolSchema
+from dualmap.statestore.pool.tiers import tiers_from
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
 
 _MAX_CHANGES = 8
@@ -66,7 +68,8 @@ class Views(Changes):
             members = await self._calls.command("HKEYS", keys.instances)
             of_each = [key(name.decode()) for name in members for key in (keys.queue, keys.running)]
             lists = [("ZRANGE", key, 0, -1) for key in of_each]
-            overview, meta, (flat, *listed) = await self._overview([("HGETALL", keys.instances), *lists])
+            more = [("HGETALL", keys.instances), ("HGETALL", keys.instance_tiers), *lists]
+            overview, meta, (flat, tiers, *listed) = await self._overview(more)
             specs = pairs_from(flat)
             if specs.keys() == {*members}:
                 break
@@ -86,12 +89,24 @@ class Views(Changes):
                 name.decode(): codec.record_from(KvEventRecord(name.decode()), pairs_from(flat))
                 for name, flat in zip(members, followed, strict=True)
             },
+            tiers=each_readable(pairs_from(tiers), lambda _, text: tiers_from(text)),
         )
 
     @checks_replies
     async def overview(self) -> PoolOverview:
-        """Loads, replicas and leader, for metrics and live displays."""
-        return PoolOverview(*(await self._overview())[0])
+        """Loads, replicas and leader, and what is known of caches, for metrics and live displays."""
+        found, _, (tiers, subscribers) = await self._overview(
+            [("HGETALL", self._keys.instance_tiers), ("HLEN", self._keys.subscribers)]
+        )
+        overview = PoolOverview(*found, tiers=each_readable(pairs_from(tiers), lambda _, text: tiers_from(text)))
+        return replace(overview, doubts=await self._doubts([*overview.loads])) if subscribers else overview
+
+    async def _doubts(self, instance_ids: Sequence[str]) -> Mapping[str, str]:
+        """Why the KV metadata of an instance is not exact, where a subscriber says so."""
+        reasons = await self._calls.together([("HGET", self._keys.kv_events(name), "reason") for name in instance_ids])
+        return {
+            name: reason.decode(errors="replace") for name, reason in zip(instance_ids, reasons, strict=True) if reason
+        }
 
     async def _overview(self, more: Sequence[Command] = ()) -> tuple[_Overview, dict[bytes, bytes], list[Any]]:
         """The overview with the counters of the pool, and what ``more`` replied."""

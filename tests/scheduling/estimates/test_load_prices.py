@@ -34,6 +34,8 @@ def test_before_anything_was_loaded_the_price_is_the_prior() -> None:
     idle = LoadReading(100.0, 3.0)
 
     assert measured().price == measured(idle, idle, idle).price == PRIORS[Tier.HOST]
+    assert measured(idle, idle).why_prior == "nothing was loaded yet"
+    assert measured(*readings(LoadPrice(0.01, 2e-5), 9)).why_prior == ""
 
 
 @pytest.mark.parametrize("price", [LoadPrice(0.001, 2e-6), LoadPrice(0.03, 2.3e-5), LoadPrice(0.3, 1.3e-4)])
@@ -82,7 +84,7 @@ def test_counters_that_went_back_are_those_of_another_engine() -> None:
 def test_an_absurd_price_is_the_prior_until_sound_counters_come(wrong: LoadReading, why: str) -> None:
     found = measured(LoadReading(0.0, 0.0), wrong)
 
-    assert why in found.reason
+    assert why in found.reason == found.why_prior
     assert found.price == PRIORS[Tier.HOST]
     for reading in readings(LoadPrice(0.01, 2e-5), 40):
         found.read(reading)

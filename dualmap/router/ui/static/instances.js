@@ -7,6 +7,7 @@ const ROWS = 24;
 const WRONG_ROWS = 12; // above the tiles
 const RANKS = { critical: 0, warning: 1, notice: 2 };
 const FIGURES = 10; // behind id and state
+const LOAD_TOKENS = 8192; // of the load by which prices of tiers are shown
 
 // One load, by name: the order is the feed's (LOAD_FIELDS).
 export function named([id, state, pending, dispatched, deferred, held, running, context, capacity, blocks, window, rate, stalled_s]) {
@@ -43,8 +44,9 @@ export class Instances {
     if (this.last) this.show(...this.last);
   }
 
-  show(loads, pool, troubles, now_s) {
-    this.last = [loads, pool, troubles, now_s];
+  // `caches` has the tiers of instances, and why their caches are not known exactly, by id.
+  show(loads, pool, troubles, now_s, caches = {}) {
+    this.last = [loads, pool, troubles, now_s, caches];
     const many = loads.length > ROWS;
     this.place.parentElement.classList.toggle("many", many);
     const rank = ({ id, state }) => RANKS[troubles[id]?.severity] ?? (state === "standby" ? 4 : 3);
@@ -57,7 +59,7 @@ export class Instances {
       known.add(key);
       if (!this.made.has(key)) this.made.set(key, make(load.id));
       const made = this.made.get(key);
-      fill(made, load, pool, troubles[load.id], now_s);
+      fill(made, load, pool, troubles[load.id], now_s, caches);
       made.classList.toggle("picked", load.id === this.picked);
       made.setAttribute("aria-pressed", load.id === this.picked);
       return made;
@@ -77,7 +79,7 @@ function bars(id) {
     element("span", { class: "why" }));
 }
 
-function fillRow(row, load, pool, trouble, now_s) {
+function fillRow(row, load, pool, trouble, now_s, caches) {
   const [name, work, kv, facts, why] = row.children, full_s = 2 * pool.slo_s;
   row.style.setProperty("--c", colour(load.id));
   row.dataset.state = load.state;
@@ -95,8 +97,12 @@ function fillRow(row, load, pool, trouble, now_s) {
   kv.children[1].textContent = load.kv ? percent(load.kv) : "";
   kv.classList.toggle("over", load.kv > 1);
   facts.textContent = load.rate > 1 ? `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s` : "";
-  why.textContent = trouble ? `${since(trouble, now_s)}${trouble.why ? `: ${trouble.why}` : ""}` : "";
-  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache. A click shows its requests`;
+  const tiers = caches.tiers?.[load.id] ?? [], doubt = caches.doubts?.[load.id];
+  facts.textContent += tiers.map(([tier, , start_s, token_s]) => ` · ${tier} ${seconds(start_s + LOAD_TOKENS * token_s)}`).join("");
+  why.textContent = trouble ? `${since(trouble, now_s)}${trouble.why ? `: ${trouble.why}` : ""}` : doubt ? `its cache is estimated: ${doubt}` : "";
+  const loaded = tiers.map(([tier, tokens, start_s, token_s, reason]) =>
+    `\n${tier}: ${short(tokens)} tokens, a load of ${count(LOAD_TOKENS)} takes ${seconds(start_s + LOAD_TOKENS * token_s)}${reason ? ` by default, as ${reason}` : ""}`);
+  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache. A click shows its requests${loaded.join("")}`;
 }
 
 const since = (trouble, now_s) => `${trouble.or_longer ? "since before" : "since"} ${clock(trouble.since_s)}, ${age(now_s - trouble.since_s)}`;
