@@ -22,7 +22,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def main() -> int:
     else:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "replay.json"
-            with _fleet(arguments) as url:
+            with fleet(_words(arguments)) as url:
                 _replay(arguments, url, report)
             live = _live_figures(report)
     trace, scenario = source.load(arguments.rate), _scenario(arguments)
@@ -103,38 +103,42 @@ def _model(arguments: argparse.Namespace) -> str:
     return find_preset(arguments.preset).model
 
 
+def _words(arguments: argparse.Namespace) -> list[str]:
+    words = ["--replicas", str(arguments.replicas), "--instances", str(arguments.instances)]
+    words += ["--policy", arguments.policy, "--preset", arguments.preset, "--time-scale", str(arguments.time_scale)]
+    return [*words, "--scheduling.queue_order", arguments.queue_order, "--emulator.stream_interval", "64"]
+
+
 @contextmanager
-def _fleet(arguments: argparse.Namespace) -> Iterator[str]:
-    """A running fleet's URL; the fleet stops with the block."""
+def fleet(words: Sequence[str]) -> Iterator[str]:
+    """The URL of a fleet that ``dualmap up`` runs with these words; it stops with the block."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["up", "--port", str(port), "--replicas", str(arguments.replicas), "--instances", str(arguments.instances)]
-    words += ["--policy", arguments.policy, "--preset", arguments.preset, "--time-scale", str(arguments.time_scale)]
-    words += ["--scheduling.queue_order", arguments.queue_order, "--emulator.stream_interval", "64"]
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
-        fleet = subprocess.Popen([sys.executable, "-m", "dualmap", *words], stdout=log, stderr=log)
+        command = [sys.executable, "-m", "dualmap", "up", "--port", str(port), *words]
+        running = subprocess.Popen(command, stdout=log, stderr=log)
         try:
-            _wait_until_ready(url, fleet)
+            _wait_until_ready(url, running)
             yield url
         finally:
-            fleet.send_signal(signal.SIGTERM)
+            running.send_signal(signal.SIGTERM)
             try:
-                fleet.wait(30)
+                running.wait(30)
             except subprocess.TimeoutExpired:
-                fleet.kill()
-            if fleet.returncode not in (0, -signal.SIGTERM):
+                running.kill()
+            if running.returncode not in (0, -signal.SIGTERM):
                 log.seek(0)
                 sys.stderr.write(log.read().decode(errors="replace")[-4000:])
 
 
-def _wait_until_ready(url: str, fleet: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(url: str, running: subprocess.Popen[bytes]) -> None:
     """Ready means that a replica takes traffic and knows a model; raises TimeoutError."""
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        if fleet.poll() is not None:
-            raise RuntimeError(f"dualmap up ended with {fleet.returncode}")
+        if running.poll() is not None:
+            raise RuntimeError(f"dualmap up ended with {running.returncode}")
         try:
             with urllib.request.urlopen(f"{url}/v1/models", timeout=2) as answer:
                 if json.load(answer)["data"]:
