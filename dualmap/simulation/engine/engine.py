@@ -10,7 +10,8 @@ times within a run are computed from its start: asking more often never changes 
 With prefill and decode apart, a request is two: a prefill leg here and a decode leg in another engine. The engine says
 when a decode leg has its blocks (PULLING); the mover of the KV says when it is there (``receive``), or that it never
 comes (``lose_kv``), and notifies the other engine (``release_staged``). An engine whose memory staged or expected KV
-fills does nothing until some of it goes.
+fills does nothing until some of it goes. A request that pulls from another engine's cache is moved in the same way, as
+far as that cache has its prompt (``wanted_blocks``, ``serve``); nothing is staged for it.
 
 The engine is a pure function of the calls made to it. Simplifications against the real thing: two running requests that
 compute the same block share it from then on; blocks of generated tokens do not enter the prefix cache; an aborted
@@ -20,7 +21,8 @@ sequence frees its blocks at once, and the step under way still takes the time i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 from dualmap.scheduling.estimates.kv_tiers import Tier
@@ -97,6 +99,21 @@ class Engine:
     def receive(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg is there; False if nothing waits for it (any more)."""
         return self._apply(self._scheduler.receive, request_id, now_s)
+
+    def wanted_blocks(self, request_id: str) -> tuple[int, ...]:
+        """The blocks that a request which pulls has not here, of what a pull may bring; none if it does not pull (any
+        more)."""
+        return self._scheduler.wanted_blocks(request_id)
+
+    def serve(self, hashes: Sequence[int]) -> int:
+        """How many leading ones of these blocks can be pulled from here. They count as used now."""
+        return self._scheduler.pool.served_blocks(hashes)
+
+    def receive_pulled(self, request_id: str, blocks: int, busy_s: float, now_s: float) -> bool:
+        """So many of the wanted blocks are there, none where the pull failed, after the links were busy with them for
+        so long: the rest is computed here. False if nothing waits for it (any more)."""
+        receive = partial(self._scheduler.receive_pulled, blocks=blocks, busy_s=busy_s, now_s=now_s)
+        return self._apply(receive, request_id, now_s)
 
     def lose_kv(self, request_id: str, now_s: float) -> bool:
         """The KV of a decode leg will not come: it is prefilled here; False if nothing waits for it (any more)."""

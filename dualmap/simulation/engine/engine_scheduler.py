@@ -4,11 +4,11 @@ The rules are vLLM V1's (first come, first served; chunked prefill; prefix cachi
 sequence (one token each), then the prompt under prefill, then waiting prompts in order of arrival, until the token
 budget is spent; so at most one prompt, the latest, is ever half done. A prompt is admitted when all its blocks would
 fit. One whose prompt tiers have more of is given its blocks and does not hold up those behind it while they are loaded;
-then it goes ahead of the queue, and the rest of its prompt is computed. So does a decode leg while its KV is being
-transferred, of which the last prompt token is computed, to sample from. When decoding
-sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks, returns to the
-head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt fits, or
-decoding.
+then it goes ahead of the queue, and the rest of its prompt is computed. So does one that pulls from another engine's
+cache, and a decode leg while its KV is being transferred, of which the last prompt token is computed, to sample from.
+When decoding sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks,
+returns to the head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt
+fits, or decoding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from dualmap.simulation.engine.decode_batch import DecodeBatch
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
 from dualmap.simulation.engine.kv_pool import KvPool
-from dualmap.simulation.engine.kv_tiers import TierLink
+from dualmap.simulation.engine.kv_tiers import LoadCounts, TierLink
 from dualmap.simulation.engine.sequence import EngineSequence
 from dualmap.simulation.engine.staged_kv import HeldKv, StagedKv
 from dualmap.simulation.engine.step_time import attention_pairs
@@ -49,7 +49,7 @@ class EngineScheduler:
         self.running: OrderedDict[str, EngineSequence] = OrderedDict()
         """Running sequences, in order of admission."""
         self.pulling: dict[str, EngineSequence] = {}
-        """Decode legs that have their blocks and wait for their KV."""
+        """Decode legs, and requests that pull, that have their blocks and wait for KV of another engine."""
         self.loading: dict[str, EngineSequence] = {}
         """Requests that have their blocks and wait for what tiers have of their prompt."""
         self.arrived: OrderedDict[str, EngineSequence] = OrderedDict()
@@ -68,6 +68,7 @@ class EngineScheduler:
         self._hit_tokens = 0
         self._preemptions = 0
         self._expired = 0
+        self._pulls = LoadCounts()
 
     @property
     def busy(self) -> bool:
@@ -82,7 +83,12 @@ class EngineScheduler:
         )
 
     def enqueue(self, request: EngineRequest) -> None:
-        sequence = EngineSequence(request, prefill_tokens=request.prompt_tokens, awaits_kv=request.awaits_kv)
+        sequence = EngineSequence(
+            request,
+            prefill_tokens=request.prompt_tokens,
+            awaits_kv=request.awaits_kv,
+            awaits_pull=request.pulls and not self._config.cache_groups,
+        )
         self.waiting[request.request_id] = sequence
 
     # one step -------------------------------------------------------------------------------------------------
@@ -188,7 +194,8 @@ class EngineScheduler:
         if needed > self.pool.available_blocks - idle_hits:
             return False
         del self.waiting[request.request_id]
-        loadable = [] if sequence.awaits_kv else self._loadable(request, hits, limit)
+        reach = limit if sequence.awaits_kv else self._reach(request, hits, limit)
+        loadable = [] if sequence.awaits_kv else self.pool.loadable(request.block_hashes, hits, reach)
         self.pool.hold_hits(request.block_hashes[:hits])
         sequence.held_blocks = hits
         sequence.computed_tokens = hits * block_tokens
@@ -198,6 +205,8 @@ class EngineScheduler:
             sequence.cached_tokens = sequence.computed_tokens + sum(loadable) * block_tokens
         if sequence.awaits_kv:
             self._pull(sequence, needed, start_s)
+        elif sequence.awaits_pull and hits + sum(loadable) < min(reach, len(request.block_hashes)):
+            self._pull_cached(sequence, needed, loadable, start_s)
         elif any(loadable):
             self._load(sequence, needed, loadable, start_s)
         else:
@@ -213,24 +222,31 @@ class EngineScheduler:
         self._events.append(Event(EventKind.SCHEDULED, start_s, request_id, sequence.computed_tokens))
 
     # loads from tiers -----------------------------------------------------------------------------------------
-    def _loadable(self, request: EngineRequest, first: int, limit: int) -> list[int]:
-        """Blocks of each tier that the request is to load, from the place ``first`` on."""
-        if request.max_load_tokens is not None and not self._config.ignores_load_limits:
-            limit = min(limit, first + request.max_load_tokens // self._config.block_tokens)
-        return self.pool.loadable(request.block_hashes, first, limit)
+    def _reach(self, request: EngineRequest, first: int, limit: int) -> int:
+        """The place up to which the request may load or pull, from the place ``first`` on."""
+        if request.max_load_tokens is None or self._config.ignores_load_limits:
+            return limit
+        return min(limit, first + request.max_load_tokens // self._config.block_tokens)
 
     def _load(self, sequence: EngineSequence, needed: int, blocks: list[int], start_s: float) -> None:
         """Reserve the request's blocks, and begin its loads; it does not hold up those behind it."""
+        self._await_loads(sequence, self._begin_loads(sequence, needed, blocks, start_s))
+
+    def _begin_loads(self, sequence: EngineSequence, needed: int, blocks: list[int], start_s: float) -> float:
+        """Reserve the request's blocks, and begin its loads, if any; when they end."""
         self.pool.take_private(needed)
         sequence.private_blocks = needed
         sequence.incoming_blocks = sequence.held_blocks + sum(blocks)
+        block_tokens, ends_s = self._config.block_tokens, start_s
+        for link, count in zip(self._links, blocks, strict=False):
+            if count:
+                ends_s = max(ends_s, link.load(count * block_tokens, start_s))
+        return ends_s
+
+    def _await_loads(self, sequence: EngineSequence, ends_s: float) -> None:
         self.loading[sequence.request.request_id] = sequence
-        block_tokens = self._config.block_tokens
-        ends_s = [
-            link.load(count * block_tokens, start_s) for link, count in zip(self._links, blocks, strict=True) if count
-        ]
         self._admissions += 1
-        heappush(self._load_ends, (max(ends_s), self._admissions, sequence))
+        heappush(self._load_ends, (ends_s, self._admissions, sequence))
 
     def next_due_s(self) -> float | None:
         """When the next load ends, or staged KV expires."""
@@ -256,6 +272,46 @@ class EngineScheduler:
         sequence.private_blocks -= len(new)
         sequence.held_blocks = sequence.incoming_blocks
         sequence.computed_tokens = computed_tokens
+
+    # pulls from other engines' caches -------------------------------------------------------------------------
+    def _pull_cached(self, sequence: EngineSequence, needed: int, loadable: list[int], start_s: float) -> None:
+        """Begin the request's loads, and have what no tier has pulled meanwhile."""
+        sequence.loads_end_s = self._begin_loads(sequence, needed, loadable, start_s)
+        request_id = sequence.request.request_id
+        self.pulling[request_id] = sequence
+        wanted = len(self.wanted_blocks(request_id)) * self._config.block_tokens
+        self._events.append(Event(EventKind.PULLING, start_s, request_id, wanted))
+
+    def wanted_blocks(self, request_id: str) -> tuple[int, ...]:
+        """Blocks of a request that pulls which are not here, and may come; none if it does not pull (any more)."""
+        sequence = self.pulling.get(request_id)
+        if sequence is None or not sequence.awaits_pull:
+            return ()
+        limit = (sequence.prefill_tokens - 1) // self._config.block_tokens
+        reach = self._reach(sequence.request, sequence.held_blocks, limit)
+        return sequence.request.block_hashes[sequence.incoming_blocks : reach]
+
+    def receive_pulled(self, request_id: str, blocks: int, busy_s: float, now_s: float) -> bool:
+        """So many of the wanted blocks are there; False if it does not pull (any more)."""
+        sequence = self.pulling.get(request_id)
+        if sequence is None or not sequence.awaits_pull:
+            return False
+        blocks = min(blocks, len(self.wanted_blocks(request_id)))
+        del self.pulling[request_id]
+        sequence.awaits_pull = False
+        sequence.incoming_blocks += blocks
+        tokens = blocks * self._config.block_tokens
+        if not sequence.started and sequence.cached_tokens is not None:
+            sequence.cached_tokens += tokens
+        if blocks:
+            self._pulls.loads += 1
+            self._pulls.tokens += tokens
+            self._pulls.busy_s += busy_s
+        if sequence.loads_end_s > now_s:
+            self._await_loads(sequence, sequence.loads_end_s)
+        else:
+            self._arrive(sequence, sequence.incoming_blocks * self._config.block_tokens)
+        return True
 
     # transfers ------------------------------------------------------------------------------------------------
     def _pull(self, sequence: EngineSequence, needed: int, start_s: float) -> None:
@@ -391,4 +447,5 @@ class EngineScheduler:
             },
             staged=len(self.staged),
             expired=self._expired,
+            pulls=replace(self._pulls),
         )

@@ -115,7 +115,11 @@ class EngineRequest:
     awaits_kv: bool = False
     """A decode leg: the KV of its prompt comes by a transfer (``Engine.receive``), as far as it is not cached here."""
     max_load_tokens: int | None = None
-    """Tokens of its prompt that are loaded from tiers at most, in whole blocks; None: all that they have."""
+    """Tokens of its prompt that are loaded from tiers, or pulled, at most, in whole blocks; None: all that there are.
+    """
+    pulls: bool = False
+    """What neither the device nor a tier has of its prompt may come from another engine's cache: the mover of the KV
+    says how much of it (``Engine.receive``)."""
 
 
 class RequestRefusedError(ValueError):
@@ -133,7 +137,7 @@ class EventKind(StrEnum):
     PREEMPTED = "preempted"
     """Lost its blocks, waits at the head of the queue to be recomputed; ``tokens`` were generated so far."""
     PULLING = "pulling"
-    """A decode leg has its blocks; KV of ``tokens`` of its prompt is to be moved here."""
+    """A decode leg, or a request that pulls, has its blocks; KV of ``tokens`` of its prompt is to be moved here."""
     STAGED = "staged"
     """A prefill leg has ended, and its KV of ``tokens`` waits to be pulled. Follows its FINISHED."""
     EXPIRED = "expired"
@@ -172,13 +176,15 @@ class EngineStatistics:
     """Those found on the device."""
     preemptions: int
     pulling: int = 0
-    """Decode legs that have their blocks and not their KV; ``waiting`` counts them too, as vLLM does."""
+    """Requests that have their blocks and wait for KV of another engine; ``waiting`` counts them too, as vLLM does."""
     staged: int = 0
     """Prefill legs whose KV waits to be pulled; ``used_blocks`` counts it."""
     loading: int = 0
     """Requests that have their blocks and wait for a load; ``waiting`` counts them too."""
     loads: Mapping[Tier, LoadCounts] = field(default_factory=dict)
     """Counters of the links to the tiers that are there."""
+    pulls: LoadCounts = field(default_factory=LoadCounts)
+    """Counters of pulls from other engines' caches."""
     expired: int = 0
     """Number of staged KVs that were not pulled in time: a client or router leaked them."""
 

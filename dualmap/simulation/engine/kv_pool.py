@@ -115,6 +115,10 @@ class KvPool:
         """Blocks from the place ``first`` on that each tier behind the device has; there are none here."""
         return []
 
+    def served_blocks(self, hashes: Sequence[int]) -> int:
+        """How many leading ones of these blocks another engine can pull from here."""
+        return self.match(hashes, len(hashes))[0]
+
     def clear_idle(self) -> int:
         """Forget every cached block that no request holds; returns how many."""
         count, journal = len(self._idle), self._journal

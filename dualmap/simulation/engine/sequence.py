@@ -34,5 +34,9 @@ class EngineSequence:
     """Leading blocks of ``request.block_hashes`` that it has once its load, or its transfer, is through."""
     awaits_kv: bool = False
     """The KV of its prompt is to come by a transfer; not any more once it came, or is to be computed here."""
+    awaits_pull: bool = False
+    """A part of its prompt may come from another engine's cache; not any more once that came, or did not."""
+    loads_end_s: float = 0.0
+    """When its loads end, where it pulls too."""
     joined_step: int = 0
     last_step: int = 0

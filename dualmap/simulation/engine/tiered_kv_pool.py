@@ -33,6 +33,15 @@ class TieredKvPool(KvPool):
         for tier in self.tiers:
             tier.touch(hashes)
 
+    def served_blocks(self, hashes: Sequence[int]) -> int:
+        served = next((place for place, block in enumerate(hashes) if not self._has(block)), len(hashes))
+        for tier in self.tiers:
+            tier.touch(hashes[:served])
+        return served
+
+    def _has(self, block: int) -> bool:
+        return block in self._holders or any(block in tier for tier in self.tiers)
+
     def loadable(self, hashes: Sequence[int], first: int, limit: int) -> list[int]:
         """Blocks that each tier has of those from the place ``first`` up to ``limit``, until one that none has. The
         nearest tier that has a block counts it."""

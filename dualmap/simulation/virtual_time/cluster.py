@@ -43,7 +43,8 @@ class Cluster:
 
     A decode leg pulls its KV when it has its blocks; KV that timed out meanwhile is computed again where it is needed.
     One that was sent first asks for its prefill leg then, and the KV moves layer by layer while it is computed: it is
-    there a latency after the end of the prefill, or as soon as the links are through with it.
+    there a latency after the end of the prefill, or as soon as the links are through with it. A request that pulls from
+    another engine's cache is given what that has of its prompt; nothing, if that engine died meanwhile.
     """
 
     def __init__(
@@ -69,6 +70,8 @@ class Cluster:
         """The action of a decode leg, by its id, once it has its blocks, where it was sent before its prefill leg."""
         self._layerwise: dict[str, LayerwiseMove] = {}
         """Moves by the id of the prefill leg."""
+        self._peers: dict[str, str] = {}
+        """The instances that requests pull from, by request id, until they have their blocks."""
         self._transfer = transfer
         self._links = KvLinks(transfer)
         self.engines: dict[str, Engine] = {}
@@ -108,10 +111,15 @@ class Cluster:
         now_s: float,
         source: KvSource | None = None,
         ask: Callable[[], None] | None = None,
+        *,
+        peer_id: str | None = None,
     ) -> None:
         """A decode leg (``awaits_kv``) needs its ``source``; ``ask`` has to submit its prefill leg there, where that is
-        to follow. Raises RequestRefusedError when the engine can never serve it."""
+        to follow. A request that ``pulls`` needs the instance, ``peer_id``, that it pulls from. Raises
+        RequestRefusedError when the engine can never serve it."""
         self.engines[instance_id].submit(request, now_s)
+        if peer_id is not None:
+            self._peers[request.request_id] = peer_id
         if source is not None:
             self._sources[request.request_id] = source
         if ask is not None:
@@ -123,6 +131,7 @@ class Cluster:
         self._sources.pop(leg_id, None)
         self._asks.pop(leg_id, None)
         self._layerwise.pop(leg_id, None)
+        self._peers.pop(leg_id, None)
         aborted = self.engines[instance_id].abort(leg_id, now_s)
         self._arm(instance_id)
         return aborted
@@ -135,6 +144,22 @@ class Cluster:
     @property
     def moved_tokens(self) -> int:
         return self._links.moved_tokens
+
+    def _pull_cached(self, target_id: str, event: Event, now_s: float) -> None:
+        """Move what the cache of a request's peer has of its prompt."""
+        peer_id, target = self._peers.pop(event.request_id), self.engines[target_id]
+        peer, block_tokens = self.engines[peer_id], target.config.block_tokens
+        blocks = peer.serve(target.wanted_blocks(event.request_id))
+        tokens = blocks * block_tokens
+
+        def end(at_s: float) -> None:
+            if self.engines[target_id] is target:
+                found = blocks if self.engines[peer_id] is peer else 0
+                target.receive_pulled(event.request_id, found, self._transfer.alone_s(tokens), at_s)
+                self._arm(target_id)
+
+        end_s = self._links.move(peer_id, target_id, tokens, now_s) if blocks else now_s + self._transfer.latency_s
+        self._events.push(end_s, Priority.ARRIVAL, end)
 
     def _pull(self, target_id: str, event: Event, now_s: float) -> None:
         source, ask = self._sources.pop(event.request_id), self._asks.pop(event.request_id, None)
@@ -192,7 +217,8 @@ class Cluster:
             journal.clear()
         for event in events:
             if event.kind is EventKind.PULLING:
-                self._pull(instance_id, event, now_s)
+                pull = self._pull_cached if event.request_id in self._peers else self._pull
+                pull(instance_id, event, now_s)
                 continue
             if event.request_id in self._layerwise:
                 self._follow_prefill(instance_id, event, now_s)

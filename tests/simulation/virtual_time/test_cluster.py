@@ -120,3 +120,63 @@ def test_kv_that_nobody_will_pull_is_released() -> None:
     run.until_idle()
     assert run.times(EventKind.EXPIRED) == {}
     assert run.cluster.engines["p1"].statistics().used_blocks == 0
+
+
+PROMPT = tuple(range(10))
+
+
+def has_prompt(run: Run, instance_id: str) -> None:
+    """The instance has computed the prompt, and is idle."""
+    run.cluster.submit(instance_id, EngineRequest(f"before {instance_id}", 101, 1, PROMPT), 0.0)
+    run.until_idle()
+
+
+def pull(run: Run, name: str, target_id: str, at_s: float, peer_id: str = "p1") -> None:
+    run.cluster.submit(target_id, EngineRequest(name, 101, 1, PROMPT, pulls=True), at_s, peer_id=peer_id)
+
+
+def test_a_request_pulls_what_its_peer_has_over_the_links_of_both() -> None:
+    # given a prompt of 100 tokens on one instance, and two requests elsewhere that pull it: 0.1 s on each link
+    run = Run()
+    has_prompt(run, "p1")
+    pull(run, "a", "d1", 1.0)
+    pull(run, "b", "d2", 1.0)
+    run.until_idle()
+    # then the second waits until the source's link is free, and both compute one token
+    assert run.times(EventKind.SCHEDULED) | {"before p1": 0.0} == {"before p1": 0.0, "a": 1.2, "b": 1.3}
+    assert run.times(EventKind.FIRST_TOKEN)["b"] == 1.311
+    assert run.cluster.moved_tokens == 200
+    assert run.cluster.engines["d2"].statistics().pulls.busy_s == pytest.approx(0.2)
+
+
+def test_a_peer_that_has_nothing_costs_a_latency() -> None:
+    run = Run()
+    pull(run, "a", "d1", 1.0)
+    run.until_idle()
+
+    assert run.times(EventKind.SCHEDULED) == {"a": 1.1}
+    assert run.cluster.moved_tokens == 0
+
+
+def test_what_a_peer_that_died_was_to_send_is_computed() -> None:
+    run = Run()
+    has_prompt(run, "p1")
+    pull(run, "a", "d1", 1.0)
+    assert run.step() == 1.0
+    run.cluster.add("p1", CONFIG)
+    run.until_idle()
+
+    assert run.times(EventKind.FIRST_TOKEN)["a"] == 1.321  # two steps for 101 tokens
+    assert run.cluster.engines["d1"].statistics().pulls.loads == 0
+
+
+def test_an_aborted_pull_ends_nothing_later() -> None:
+    run = Run()
+    has_prompt(run, "p1")
+    pull(run, "a", "d1", 1.0)
+    assert run.step() == 1.0
+    assert run.cluster.abort("d1", "a", 1.05)
+    run.until_idle()
+
+    assert "a" not in run.times(EventKind.SCHEDULED)
+    assert run.cluster.engines["d1"].kv_used_tokens == 0
