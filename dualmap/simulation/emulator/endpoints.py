@@ -13,7 +13,7 @@ from dualmap.simulation.emulator.generator import Generator
 from dualmap.simulation.emulator.inference import Inference
 from dualmap.simulation.emulator.routes import Route, Routes
 from dualmap.simulation.emulator.served_names import ServedNames
-from dualmap.simulation.emulator.server_info import ServerInfo
+from dualmap.simulation.emulator.server_info import ServerInfo, configuration_routes
 from dualmap.simulation.emulator.settings import EmulatorSettings
 
 VERSION = "0.32.0+emulated"
@@ -36,9 +36,13 @@ class Endpoints:
         self.faults = Faults(generator, die)
         inference = Inference(generator, limits, self.faults, VERSION, stores=settings.store_responses)
         self._stored_response = Route(inference.stored_response)
+        pulls: Routes = {}
+        if generator.peer_pulls is not None:
+            pulls = {**generator.peer_pulls.routes(), **configuration_routes(generator, settings)}
         self._routes: Routes = {
             **inference.routes(),
             **ServerInfo(generators, limits, VERSION).routes(),
+            **pulls,
             **EngineControl(generators, inference.renders(), scale_out=settings.scale_out).routes(),
             **self.faults.routes(),
             **generator.kv_legs.routes(),

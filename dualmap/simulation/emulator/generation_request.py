@@ -11,7 +11,7 @@ import xxhash
 
 from dualmap.simulation.emulator.errors import ApiError, bad_request
 from dualmap.simulation.emulator.fields import Body, flag, integer, number, texts
-from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
+from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams, PeerSource
 from dualmap.simulation.emulator.scripts import GivenText, MadeUpText, Script, begun_answer, next_seed
 from dualmap.simulation.emulator.served_names import Adapter, ServedNames
 from dualmap.simulation.workload.tokenizer import (
@@ -104,6 +104,8 @@ class GenerationRequest:
     """None: its KV stays where it is."""
     max_load_tokens: int | None = None
     """Tokens that may be loaded from tiers for it; None: all that they have."""
+    peer: PeerSource | None = None
+    """The server that its prompts are pulled from; None: none."""
 
     @property
     def ends_at_once(self) -> bool:

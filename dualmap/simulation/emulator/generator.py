@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 
 from dualmap.simulation.emulator.calls import Call, Generation
@@ -20,6 +20,7 @@ from dualmap.simulation.emulator.generation_request import GenerationRequest
 from dualmap.simulation.emulator.kv_events import KvEventLog
 from dualmap.simulation.emulator.kv_legs import KvLegs
 from dualmap.simulation.emulator.metrics import InstanceMetrics
+from dualmap.simulation.emulator.peer_pulls import PeerPulls
 from dualmap.simulation.emulator.replies import Ended, Reply, StreamReply
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.engine.engine import Engine, pool_of
@@ -47,6 +48,7 @@ class Generator:
         self._settings = settings
         self._crash = crash
         self.kv_legs = KvLegs(self, self.config.transfer, self._wall_s)
+        self.peer_pulls = PeerPulls(self, self.config, self._wall_s) if settings.peer_pulls else None
         self._boot()
         self._ids = count()
         self._calls: dict[Call, list[str]] = {}
@@ -107,6 +109,7 @@ class Generator:
                     stages,
                     awaits,
                     gen_request.max_load_tokens,
+                    pulls=gen_request.peer is not None and self.peer_pulls is not None,
                 ),
                 now_s,
             )
@@ -192,7 +195,7 @@ class Generator:
         """The engine dies: streams end with an error event under the status they have, others get 500."""
         self._dead = True
         self._disarm()
-        self.kv_legs.reboot()  # a dead process frees nothing elsewhere
+        self._reboot_moves()  # a dead process frees nothing elsewhere
         error = engine_dead()
         for call in list(self._calls):
             self._drop(call)
@@ -214,8 +217,13 @@ class Generator:
         self.kv_events = log
         self._boot()
 
-    def _boot(self) -> None:
+    def _reboot_moves(self) -> None:
         self.kv_legs.reboot()
+        if self.peer_pulls is not None:
+            self.peer_pulls.reboot()
+
+    def _boot(self) -> None:
+        self._reboot_moves()
         log = self.kv_events
         pool = pool_of(self.config) if log is None else pool_of(self.config, log.journal, log.of_tiers)
         self._engine = Engine(self.config, pool)
@@ -233,6 +241,7 @@ class Generator:
             wall_s=self._wall_s,
             rank=self._rank,
             ranks=ranks,
+            pulls=self.peer_pulls is not None,
         )
 
     def _statistics(self) -> EngineStatistics:
@@ -297,8 +306,7 @@ class Generator:
         elif event.kind is EventKind.FIRST_TOKEN:
             self._first_token(event, generation)
         elif event.kind is EventKind.PULLING:
-            assert generation.call.gen_request.kv is not None
-            self.kv_legs.pull(event.request_id, generation.call.gen_request.kv, event.tokens)
+            self._pull(event, generation.call.gen_request)
         elif event.kind is EventKind.FINISHED:
             self._count_tokens(generation, event.tokens - max(1, generation.sent_tokens), event.time_s)
             if generation.choice.script.is_given_back:  # its end has no token
@@ -306,6 +314,12 @@ class Generator:
             self._stage(event.request_id, generation)
             self._end(event.request_id, generation, Ended(event.tokens, generation.choice.script.finish_reason))
             self.metrics.request_latency_s.observe(self._wall_s(event.time_s - generation.call.arrived_s))
+
+    def _pull(self, event: Event, gen_request: GenerationRequest) -> None:
+        if gen_request.kv is not None and gen_request.kv.awaits:
+            self.kv_legs.pull(event.request_id, gen_request.kv, event.tokens)
+        elif self.peer_pulls is not None and gen_request.peer is not None:
+            self.peer_pulls.pull(event.request_id, gen_request.peer)
 
     def _first_token(self, event: Event, generation: Generation) -> None:
         call, choice = generation.call, generation.choice
@@ -345,11 +359,26 @@ class Generator:
         self._engine.receive(engine_id, self.clock.now_s())
         self._arm()
 
+    def wanted_blocks(self, engine_id: str) -> tuple[int, ...]:
+        return self._engine.wanted_blocks(engine_id)
+
+    def serve(self, hashes: Sequence[int]) -> int:
+        self._pump()
+        self._arm()
+        return self._engine.serve(hashes)
+
+    def receive_pulled(self, engine_id: str, blocks: int, busy_s: float) -> None:
+        self._pump()
+        self._engine.receive_pulled(engine_id, blocks, busy_s, self.clock.now_s())
+        self._arm()
+
     def lose(self, engine_id: str, why: str) -> None:
-        """The KV of a decode leg will not come. Its request fails, or its prompt is computed here."""
+        """KV of another server will not come. The request fails, or its prompt is computed here."""
         self._pump()
         if self._settings.kv_load_failure_policy == "recompute":
-            self._engine.lose_kv(engine_id, self.clock.now_s())
+            now_s = self.clock.now_s()
+            if not self._engine.receive_pulled(engine_id, 0, 0.0, now_s):
+                self._engine.lose_kv(engine_id, now_s)
         elif (generation := self._generations.get(engine_id)) is not None:
             call, error = generation.call, kv_load_failed(why)
             self._drop(call)
@@ -405,6 +434,8 @@ class Generator:
     def _forget(self, engine_id: str) -> None:
         del self._generations[engine_id]
         self.kv_legs.leave(engine_id)
+        if self.peer_pulls is not None:
+            self.peer_pulls.leave(engine_id)
         if self.kv_events is not None:
             self.kv_events.publish(time.time())
             self.kv_events.leave(engine_id)

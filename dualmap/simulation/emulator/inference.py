@@ -15,7 +15,11 @@ from dualmap.simulation.emulator.faults import Faults, GivenBackError
 from dualmap.simulation.emulator.fields import Body, flag, read_json
 from dualmap.simulation.emulator.generation_request import GenerationRequest, Limits, Prompt
 from dualmap.simulation.emulator.generator import Generator
-from dualmap.simulation.emulator.kv_transfer_params import read_kv_transfer_params, read_max_load_tokens
+from dualmap.simulation.emulator.kv_transfer_params import (
+    read_kv_transfer_params,
+    read_max_load_tokens,
+    read_peer_source,
+)
 from dualmap.simulation.emulator.messages_api import read_count, read_message
 from dualmap.simulation.emulator.openai_api import read_chat, read_completion
 from dualmap.simulation.emulator.pooling_api import read_embedding, read_rerank, read_score
@@ -101,7 +105,9 @@ class Inference:
             if after_tokens is not None:
                 limits = replace(limits, gives_back_after=after_tokens)
             gen_request, reply = read(payload, limits, self._stamp(request, payload, own_id=own_id))
-            gen_request = replace(gen_request, max_load_tokens=read_max_load_tokens(payload))
+            gen_request = replace(
+                gen_request, max_load_tokens=read_max_load_tokens(payload), peer=read_peer_source(payload)
+            )
             stream = reply if flag(payload, "stream") else None
             if (to := self._faults.lie_to(responder, gen_request, stream)) is not None:
                 self._generator.start(gen_request, reply, to, stream, known_as=reply.engine_id)

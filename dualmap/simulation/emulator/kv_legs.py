@@ -11,17 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 from uuid import uuid4
-
-import orjson
 
 from dualmap.simulation.emulator.connection import HttpRequest, Responder
 from dualmap.simulation.emulator.fields import read_json, whole_number
 from dualmap.simulation.emulator.kv_transfer_params import KvTransferParams
 from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.emulator.server_calls import post
 from dualmap.simulation.engine.kv_transfer import KvTransfer
-from dualmap.simulation.http_client import HttpClient, HttpClientError
 
 CALL_TIMEOUT_S = 5.0
 
@@ -131,7 +128,8 @@ class KvLegs:
         assert transfer.metaserver is not None
         self._awaited[transfer.request_id] = engine_id
         params = self.staged(transfer.request_id, 1, 1) | {"do_remote_prefill": False, "do_remote_decode": True}
-        if not await _post(transfer.metaserver, {**params, "request_id": transfer.request_id}):
+        asked = {**params, "request_id": transfer.request_id}
+        if not _is_well(await post(transfer.metaserver, asked, CALL_TIMEOUT_S)):
             self._lose(engine_id, "the metaserver found no prefill instance")
 
     def _lose(self, engine_id: str, why: str) -> None:
@@ -164,7 +162,7 @@ class KvLegs:
 
     async def _call(self, source: dict[str, Any], what: str) -> bool:
         host = f"[{source['remote_host']}]" if ":" in source["remote_host"] else source["remote_host"]
-        return await _post(f"http://{host}:{source['remote_port']}/emulator/kv/{what}", source)
+        return _is_well(await post(f"http://{host}:{source['remote_port']}/emulator/kv/{what}", source, CALL_TIMEOUT_S))
 
     def _stalls(self) -> bool:
         """Whether this move is ordered to hang."""
@@ -205,15 +203,6 @@ class KvLegs:
             await asyncio.wait(tuple(self._releasing), timeout=CALL_TIMEOUT_S)
 
 
-async def _post(url: str, body: dict[str, Any]) -> bool:
-    """Whether the server there answers that all is well."""
-    parts, answer = urlsplit(url), bytearray()
-    client = HttpClient(f"{parts.scheme}://{parts.netloc}", connect_timeout_s=CALL_TIMEOUT_S)
-    try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            reply = await client.request("POST", parts.path, orjson.dumps(body), on_body=answer.extend)
-    except (HttpClientError, TimeoutError):
-        return False
-    finally:
-        client.close()
-    return reply.status == 200 and orjson.loads(bytes(answer) or b"{}").get("staged", True) is True
+def _is_well(reply: dict[str, Any] | None) -> bool:
+    """Whether a server answers that all is well."""
+    return reply is not None and reply.get("staged", True) is True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dualmap.api_bodies.lax_values import lax_int
 from dualmap.simulation.emulator.errors import bad_request
 from dualmap.simulation.emulator.fields import Body, mapping
 
@@ -27,6 +28,27 @@ class KvTransferParams:
     """URL that a layerwise decode leg notifies once it has its blocks."""
     returned: dict[str, Any] | None = None
     """``kv_transfer_params`` of the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSource:
+    """Another server, from whose cache a request's prompt is pulled."""
+
+    host: str
+    port: int
+
+    def url(self, call: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}/emulator/peer/{call}"
+
+
+def read_peer_source(payload: Body) -> PeerSource | None:
+    """The source that a request names; None: none, or an incomplete one, which vLLM ignores. Raises ApiError."""
+    source = (mapping(payload, "kv_transfer_params") or {}).get("remote_kv_source")
+    if not isinstance(source, dict) or not source.get("kv_request_id"):
+        return None
+    host, port = source.get("remote_host"), lax_int(source.get("remote_port"))
+    return PeerSource(host, port) if isinstance(host, str) and host and port else None
 
 
 def read_max_load_tokens(payload: Body) -> int | None:

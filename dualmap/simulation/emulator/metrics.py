@@ -60,6 +60,7 @@ class InstanceMetrics(Collector):
         started_s: when its process started, Unix time.
         wall_s: seconds of the clock for seconds of the engine.
         rank: of data parallelism, among ``ranks``.
+        pulls: whether it pulls from other servers, and counts that.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class InstanceMetrics(Collector):
         wall_s: Callable[[float], float] = lambda engine_s: engine_s,
         rank: int = 0,
         ranks: int = 1,
+        pulls: bool = False,
     ) -> None:
         self._wall_s = wall_s
         self.time_to_first_token_s = Histogram(_TTFT_BUCKETS_S)
@@ -82,6 +84,7 @@ class InstanceMetrics(Collector):
         self.prompt_tokens = 0
         self._labels = {"model_name": model, "engine": str(rank)}
         self._ranks = ranks
+        self._pulls = pulls
         self._config = config
         self._started_s = started_s
         self._statistics = statistics
@@ -93,7 +96,7 @@ class InstanceMetrics(Collector):
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", now.kv_usage)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.queried_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.hit_tokens)
-        if self._config.kept_tiers:
+        if self._config.kept_tiers or self._pulls:
             yield from self._tiers(now)
         yield self._counter("num_preemptions", "Preemptions.", now.preemptions)
         yield self._gauge("emulated_staged_kv", "Prefill legs whose KV waits to be pulled.", now.staged)
@@ -130,11 +133,14 @@ class InstanceMetrics(Collector):
         tokens = Counter({"device": now.hit_tokens})
         for tier, counts in loads.items():
             tokens[_SOURCES[tier]] += counts.tokens
+        tokens["p2p"] = now.pulls.tokens
         for source in ("device", "host", "p2p", "disk", "external_unspecified"):
             cached.add_metric((*self._labels.values(), source), tokens[source])
         yield cached
         host = loads.get(Tier.HOST, LoadCounts())
-        below = {tier: counts for tier, counts in loads.items() if tier is not Tier.HOST}
+        below = {_TIER_TYPES[tier]: counts for tier, counts in loads.items() if tier is not Tier.HOST}
+        if self._pulls:
+            below["p2p"] = now.pulls
         yield self._counter("kv_offload_load_bytes", "Bytes loaded to the device.", a_token * host.tokens)
         yield self._counter("kv_offload_load_time", "Seconds of loads to the device.", self._wall_s(host.busy_s))
         sizes = HistogramMetricFamily(
@@ -144,9 +150,9 @@ class InstanceMetrics(Collector):
         yield sizes
         read = self._by_label("kv_offload_tiering_read_bytes", "Bytes read from lower tiers.", "tier")
         read_s = self._by_label("kv_offload_tiering_read_time", "Seconds of reads from lower tiers.", "tier")
-        for tier, counts in below.items():
-            read.add_metric((*self._labels.values(), _TIER_TYPES[tier]), a_token * counts.tokens)
-            read_s.add_metric((*self._labels.values(), _TIER_TYPES[tier]), self._wall_s(counts.busy_s))
+        for kind, counts in below.items():
+            read.add_metric((*self._labels.values(), kind), a_token * counts.tokens)
+            read_s.add_metric((*self._labels.values(), kind), self._wall_s(counts.busy_s))
         yield from (read, read_s)
 
     def _by_label(self, name: str, text: str, label: str) -> CounterMetricFamily:

@@ -21,7 +21,28 @@ from dualmap.simulation.emulator.openai_api import (
     token_texts,
 )
 from dualmap.simulation.emulator.routes import Route, Routes, send
+from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.workload.tokenizer import encode
+
+
+def configuration_routes(generator: Generator, settings: EmulatorSettings) -> Routes:
+    """``/server_info``, which vLLM has in its development mode, with what concerns pulls from peers."""
+
+    def show(_request: HttpRequest, responder: Responder) -> None:
+        place = {"type": "p2p", "host": generator.kv_legs.host, "port": generator.kv_legs.port}
+        connector = {
+            "kv_connector": "OffloadingConnector",
+            "kv_load_failure_policy": settings.kv_load_failure_policy,
+            "kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [place]},
+        }
+        config = {
+            "kv_transfer_config": connector,
+            "cache_config": {"block_size": generator.config.block_tokens},
+            "parallel_config": {"tensor_parallel_size": 1, "data_parallel_index": 0},
+        }
+        send(responder, {"vllm_config": config})
+
+    return {"/server_info": {"GET": Route(show)}}
 
 
 class ServerInfo:

@@ -54,7 +54,12 @@ class EmulatorSettings(EngineSettings):
         " (none: they are not)",
     )
     kv_load_failure_policy: Literal["fail", "recompute"] = Field(
-        "fail", description="what a decode leg whose KV cannot be had does: fail with 500, or prefill here"
+        "fail", description="what a request whose KV of another server is lost does: fail with 500, or prefill here"
+    )
+    peer_pulls: bool = Field(
+        False,
+        description="pull from each other's caches (remote_kv_source), as vLLM with a tier of type p2p, and answer"
+        " /server_info as in its development mode",
     )
 
     cache_groups: tuple[str, ...] = Field(
@@ -71,6 +76,8 @@ class EmulatorSettings(EngineSettings):
     def _ports_exist(self) -> EmulatorSettings:
         if self.port and self.port + self.instances - 1 > 65535:
             raise ValueError(f"{self.instances} instances from port {self.port} on exceed port 65535")
+        if self.peer_pulls and self.data_parallel_size > 1:
+            raise ValueError("peer_pulls is emulated for servers of one engine alone: data_parallel_size must be 1")
         return self
 
     @property
