@@ -271,7 +271,7 @@ async def test_the_load_is_the_one_of_least_cost_as_python_weighs_it(cost: str) 
         tiers = InstanceTiers(tuple(described), takes_limits=rng.random() < 0.7)
         await pool.members.put_instance(instance(name))
         await pool.tiers.describe(name, tiers)
-        hashes = tuple(range(1, blocks + 1))
+        hashes = tuple(range(1000 * number + 1, 1000 * number + blocks + 1))
         for tier, count in zip(Tier, kept, strict=True):
             await report(pool, name, tier, hashes[:count])
         prompt = chain(*hashes, prompt_tokens=blocks * BLOCK_TOKENS + 50)
@@ -309,3 +309,18 @@ def least(tiers: InstanceTiers, kept: list[int], prompt: Chain, weights: Weights
         return weights.cost_of(features, 5.0), weights.ttft.of(features)
 
     return min(options, key=cost_of)
+
+
+async def test_what_one_instance_wrote_to_a_pool_is_there_for_another_also_when_the_first_is_gone(
+    pool: PoolStore,
+) -> None:
+    shared = InstanceTier(Tier.POOL, 2000, FAST)
+    await with_tiers(pool, shared)
+    await with_tiers(pool, shared, name="b")
+    await place(pool, "before", "a", chain=PROMPT)
+    await finish(pool, "before")
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
+    assert await pool.members.remove_instance("a")
+    reply = await place(pool, "after", "b", chain=PROMPT)
+
+    assert reply.seen.loads["b"].tiers.blocks == 6

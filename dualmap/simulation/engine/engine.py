@@ -45,16 +45,22 @@ NO_JOURNALS: Mapping[Tier, Journal] = MappingProxyType({})
 
 
 def pool_of(
-    config: EngineConfig, journal: Journal | None = None, of_tiers: Mapping[Tier, Journal] = NO_JOURNALS
+    config: EngineConfig,
+    journal: Journal | None = None,
+    of_tiers: Mapping[Tier, Journal] = NO_JOURNALS,
+    *,
+    shared: TierCache | None = None,
 ) -> KvPool:
     """The KV memory of an engine. Every change of its prefix cache is appended to the journal, if any, and of each tier
-    to that one's own."""
+    to that one's own. ``shared`` is the store that its pool is a part of; None: its pool is its own."""
     if config.cache_groups:
         return HybridKvPool(config.kv_blocks, config.block_tokens, config.cache_groups, journal)
     if not config.kept_tiers:
         return KvPool(config.kv_blocks, journal)
     tiers = [
-        TierCache(each.tokens // config.block_tokens, of_tiers.get(each.tier), tells_removals=each.tells_removals)
+        shared
+        if shared is not None and each.tier is Tier.POOL
+        else TierCache(each.tokens // config.block_tokens, of_tiers.get(each.tier), tells_removals=each.tells_removals)
         for each in config.kept_tiers
     ]
     return TieredKvPool(config.kv_blocks, tiers, journal)

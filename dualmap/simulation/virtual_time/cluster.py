@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.simulation.engine.endless_kv_pool import EndlessKvPool
 from dualmap.simulation.engine.engine import Engine, pool_of
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, Event, EventKind
 from dualmap.simulation.engine.kv_pool import Journal, KvPool
+from dualmap.simulation.engine.kv_tiers import TierCache
 from dualmap.simulation.engine.kv_transfer import KvLinks, KvTransfer
 from dualmap.simulation.engine.step_time import StepCosts
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
@@ -61,7 +63,8 @@ class Cluster:
         self._events = events
         self._on_event = on_event
         self._reported = reported
-        self._journals: dict[str, Journal] = {}
+        self._journals: dict[str, Journal | None] = {}
+        self._shared: TierCache | None = None
         self._computed: set[int] | None = set() if endless_cache else None
         self._wake_s: dict[str, float | None] = {}
         self._sources: dict[str, KvSource] = {}
@@ -85,12 +88,19 @@ class Cluster:
         if instance_id in self.engines:
             self.former_preemptions += self.engines[instance_id].statistics().preemptions
         pool: KvPool | None = None if self._computed is None else EndlessKvPool(config.kv_blocks, self._computed)
-        if self._reported and pool is None:
-            self._journals[instance_id] = []
-            pool = pool_of(config, self._journals[instance_id])
+        if pool is None:
+            journal = self._journals[instance_id] = [] if self._reported else None
+            pool = pool_of(config, journal, shared=self._shared_pool(config))
         self.engines[instance_id] = Engine(config, pool)
         self._costs[instance_id] = config.costs
         self._wake_s[instance_id] = None
+
+    def _shared_pool(self, config: EngineConfig) -> TierCache | None:
+        """The one store behind all engines that have a tier of that kind, as large as the first of them says."""
+        described = next((each for each in config.kept_tiers if each.tier is Tier.POOL), None)
+        if self._shared is None and described is not None:
+            self._shared = TierCache(described.tokens // config.block_tokens)
+        return self._shared
 
     def schedule_speeds(self, changes: Iterable[SpeedChange]) -> None:
         """Engines' steps take so many times as long from then on as they took at first; steps under way end as

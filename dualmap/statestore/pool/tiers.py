@@ -26,13 +26,13 @@ STAMPS_PER_MS: Final = 1024
 
 
 def named(tier: Tier, instance_id: str) -> str:
-    """The name of an instance's tier in its key."""
-    return f"{tier}:{instance_id}"
+    """The name of an instance's tier in its key. A pool is one for all instances."""
+    return tier.value if tier is Tier.POOL else f"{tier}:{instance_id}"
 
 
 def tier_keys(keys: PoolKeys, instance_id: str) -> list[bytes]:
-    """The keys of all tiers that an instance may have."""
-    return [keys.kv_tier(named(tier, instance_id)) for tier in Tier]
+    """The keys of all tiers that an instance may have for itself."""
+    return [keys.kv_tier(named(tier, instance_id)) for tier in Tier if tier is not Tier.POOL]
 
 
 class InstanceTierBooks(Changes):

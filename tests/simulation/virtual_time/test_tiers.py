@@ -5,8 +5,8 @@ from __future__ import annotations
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.presets import find_preset
 from dualmap.simulation.figures.results import RunResult
-from dualmap.simulation.virtual_time.scenario import Scenario
-from dualmap.simulation.virtual_time.simulate import simulate
+from dualmap.simulation.virtual_time.scenario import EngineFault, Scenario
+from dualmap.simulation.virtual_time.simulate import Simulation, simulate
 from dualmap.simulation.workload.generators import documents
 
 DEVICE = "qwen2.5-7b-910b4-tp1:kv_capacity_tokens=40000"
@@ -32,3 +32,19 @@ def test_where_a_tier_is_too_slow_nothing_is_loaded() -> None:
 
     assert slow.hit_rate < never.hit_rate + 0.05
     assert slow.ttft_s.p90 < 1.1 * never.ttft_s.p90
+
+
+def test_a_pool_has_what_an_instance_computed_that_died() -> None:
+    # given 20 documents that fit on two devices, of which one dies
+    trace = documents(requests=300, seed=1, documents=20, skew=0.5).at_rate(0.5)
+    scheduling, dies = SchedulingSettings(policy="dualmap-least-cost"), (EngineFault(300.0, "i001", 1e6),)
+    device = "qwen2.5-7b-910b4-tp1:kv_capacity_tokens=400000"
+    engines = [find_preset(name).engine for name in (device, f"{device}+pool_kv_tokens=800000")]
+    scenarios = [Scenario(scheduling, engine, instances=2, faults=dies) for engine in engines]
+    alone, pooled = (
+        [each for each in Simulation(trace, one).run().outcomes if each.arrival_s > 300] for one in scenarios
+    )
+    # then the other one loads from the pool what it would compute again
+    computed, loaded = ([each.input_tokens - each.cached_tokens for each in outcomes] for outcomes in (alone, pooled))
+    assert max(computed) > 12_000
+    assert max(loaded) < 1024

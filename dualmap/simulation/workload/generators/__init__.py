@@ -13,6 +13,7 @@ from types import MappingProxyType
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.workload.generators.agents import agents
 from dualmap.simulation.workload.generators.coding import coding
+from dualmap.simulation.workload.generators.contexts import contexts, newdocument
 from dualmap.simulation.workload.generators.conversation import conversation, thinking, toolagent
 from dualmap.simulation.workload.generators.documents import documents, hotset
 from dualmap.simulation.workload.generators.elastic import diurnal, flashcrowd, surge
@@ -33,9 +34,9 @@ from dualmap.simulation.workload.generators.tasks import tasks
 from dualmap.simulation.workload.traces import Trace
 
 __all__ = [
-    "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "conversation", "diurnal",
-    "documents", "fewshot", "flashcrowd", "heavytail", "hotset", "hotspot", "moving", "onoff", "reasoning", "shared",
-    "surge", "tasks", "thinking", "toolagent", "uncached", "uniform", "zipf",
+    "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "contexts", "conversation",
+    "diurnal", "documents", "fewshot", "flashcrowd", "heavytail", "hotset", "hotspot", "moving", "newdocument", "onoff",
+    "reasoning", "shared", "surge", "tasks", "thinking", "toolagent", "uncached", "uniform", "zipf",
 ]  # fmt: skip
 
 DEFAULT_SEED = 1
@@ -65,6 +66,8 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "thinking": thinking,
         "documents": documents,
         "hotset": hotset,
+        "contexts": contexts,
+        "newdocument": newdocument,
     }
 )
 

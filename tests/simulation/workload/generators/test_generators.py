@@ -187,6 +187,32 @@ def test_documents_are_a_multiple_of_memory_and_a_hot_set_gets_its_share() -> No
     assert all(12_288 < request.input_tokens <= 12_288 + 500 for request in trace.requests)
 
 
+def test_agents_go_on_with_contexts_of_their_own_within_bounds() -> None:
+    trace = GENERATORS["contexts"](requests=600, seed=3)
+    turns = {name: [r for r in trace.requests if r.session == name] for name in {r.session for r in trace.requests}}
+
+    assert 30 < len(turns) <= 40
+    assert all(30_000 <= request.input_tokens <= 140_000 for request in trace.requests)
+    for own in turns.values():
+        assert own[0].think_s is None
+        assert all(later.think_s is not None for later in own[1:])
+        for former, later in itertools.pairwise(own):
+            full = former.input_tokens // trace.block_tokens
+            assert later.hash_ids[:full] == former.hash_ids[:full]
+    assert len({own[0].hash_ids[0] for own in turns.values()}) == len(turns), "nothing is shared"
+
+
+def test_many_ask_about_a_new_document_from_one_moment_on() -> None:
+    trace = GENERATORS["newdocument"](requests=4000, seed=2)
+    about = [request for request in trace.requests if request.input_tokens > 30_000 - 512]
+    later = [request for request in trace.requests if request.arrival_s >= 60]
+
+    assert len({request.hash_ids[0] for request in about}) == 1
+    assert min(request.arrival_s for request in about) == pytest.approx(60, abs=5)
+    assert len(about) / len(later) == pytest.approx(0.3, abs=0.03)
+    assert trace.rate_per_s == pytest.approx(10, rel=0.1)
+
+
 def test_a_generator_is_named_with_its_options() -> None:
     spec = GeneratorSpec.parse("zipf:requests=50,skew=1.5,seed=4")
 

@@ -1,0 +1,107 @@
+"""Contexts that move: the first token of the turns that moved, beside computing them again and beside a bound.
+
+    python -m benchmarks.pulls [--scenarios grow drain kill] [--requests 1200] [--seeds 1]
+
+Forty agents go on with contexts of 30,000 to 140,000 tokens, on instances of ``qwen2.5-7b`` that keep a million tokens
+each and whose links move 5 GB/s. After 900 seconds four instances become eight (*grow*), one is drained (*drain*), or
+one dies, whose contexts a pool of five GB/s has too (*kill*). A turn has moved if its instance is another one than that
+of its run's turn before it; one for each run counts, the first behind the event.
+
+*bound* is, for each of these turns, the time over idle links of all that its context could bring, and the prefill of
+the rest on an idle instance: no placement can have less, unless the turn does not move.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.results import RequestOutcome
+from dualmap.simulation.virtual_time.scenario import EngineFault, FleetChange, Scenario
+from dualmap.simulation.virtual_time.simulate import Simulation
+from dualmap.simulation.workload.generators import contexts
+from dualmap.simulation.workload.trace_figures import quantile
+
+EVENT_S, LINK_BYTES_PER_S = 900.0, 5e9
+CARD = find_preset("qwen2.5-7b-910b4").engine
+ENGINE = replace(CARD, max_model_len=160_000, transfer=replace(CARD.transfer, bytes_per_s=LINK_BYTES_PER_S))
+POOLED = ENGINE.with_tier(Tier.POOL, tokens=8_000_000, bytes_per_s=LINK_BYTES_PER_S)
+KILLED = {"faults": (EngineFault(EVENT_S, "i002", 1e6),)}
+SCENARIOS: dict[str, Mapping[str, Any]] = {
+    "grow": {"changes": (FleetChange(EVENT_S, 8),)},
+    "drain": {"changes": (FleetChange(EVENT_S, 3),)},
+    "kill": KILLED,
+}
+WAYS: dict[str, dict[str, EngineConfig]] = {
+    "grow": {"computed": ENGINE},
+    "drain": {"computed": ENGINE},
+    "kill": {"computed": ENGINE, "loaded from the pool": POOLED},
+}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A turn whose context lies on another instance."""
+
+    outcome: RequestOutcome
+    context_tokens: int
+    """Tokens of the turn before it, in whole blocks."""
+
+    def bound_s(self, engine: EngineConfig) -> float:
+        rest = self.outcome.input_tokens - self.context_tokens
+        pairs = rest * (self.context_tokens + rest / 2)
+        own_s = engine.costs.step_s(rest, round(pairs), 0, 0, 1)
+        return engine.transfer.alone_s(self.context_tokens) + own_s
+
+
+def moved_turns(outcomes: Sequence[RequestOutcome], block_tokens: int) -> list[Moved]:
+    """The first turn of each run behind the event that is on another instance than the one before it."""
+    runs: dict[str, list[RequestOutcome]] = {}
+    for outcome in outcomes:
+        runs.setdefault(outcome.run, []).append(outcome)
+    found: list[Moved] = []
+    for turns in runs.values():
+        for former, turn in pairwise(turns):
+            if turn.arrival_s >= EVENT_S and turn.instance_id != former.instance_id:
+                found.append(Moved(turn, former.input_tokens // block_tokens * block_tokens))
+                break
+    return found
+
+
+def main() -> None:
+    parser = ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--requests", type=int, default=1200, help="(%(default)s)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="(%(default)s)")
+    parser.add_argument("--policy", default="dualmap-least-cost", help="(%(default)s)")
+    arguments = parser.parse_args()
+    print("| scenario | seed | turns behind the event | way | moved | P50, P90 of those | bound | P50, P90 of all |")
+    print("| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
+    for name in arguments.scenarios:
+        for seed in arguments.seeds:
+            trace = contexts(requests=arguments.requests, seed=seed)
+            for way, engine in WAYS[name].items():
+                scheduling = SchedulingSettings(policy=arguments.policy, slo_ttft_s=30.0)
+                scenario = Scenario(scheduling, engine, 4, **SCENARIOS[name])
+                outcomes = Simulation(trace, scenario).run().outcomes
+                moved = moved_turns(outcomes, trace.block_tokens)
+                times = [each.outcome.ttft_s for each in moved]
+                bounds = [each.bound_s(engine) for each in moved]
+                later = [each.ttft_s for each in outcomes if each.arrival_s >= EVENT_S]
+                shown = " | ".join(_pair(each) for each in (times, bounds, later))
+                print(f"| {name} | {seed} | {len(later)} | {way} | {len(moved)} | {shown} |", flush=True)
+
+
+def _pair(times: Sequence[float]) -> str:
+    return ", ".join(f"{quantile(sorted(times), share):.2f}" for share in (0.5, 0.9)) + " s" if times else "–"
+
+
+if __name__ == "__main__":
+    main()
