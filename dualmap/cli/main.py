@@ -95,6 +95,11 @@ COMMANDS = {
     "explain": Command(
         "explain why a request went where it went", "dualmap.cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")
     ),
+    "runs": Command(
+        "agents' runs on the memory of the fleet, and those that wait for it",
+        "dualmap.cli.runs",
+        ("", "--state parked", "--tenant acme --json"),
+    ),
     "usage": Command(
         "what tenants used, by day, tenant, key, class and model",
         "dualmap.cli.usage",

@@ -55,7 +55,6 @@ class ScenarioOptions(BaseModel):
     rebalance_interval_s: float | None = Field(None, gt=0)
     late_requests: Literal["serve", "refuse"] | None = None
     router_queue: RouterQueueRule | None = None
-    admits_runs: bool | None = None
     endless_cache: bool | None = None
     kv_events: bool | None = None
     replicas: int | None = Field(None, ge=1)

@@ -123,6 +123,11 @@ class SchedulingSettings(BaseModel):
         description="longest time that a deferred request is held past its deadline, seconds; then it is refused (none:"
         " it waits as long as its client does, up to max_hold_s)",
     )
+    admit_runs: bool = Field(
+        False,
+        description="agents' runs wait between two turns while the contexts of active runs fill the KV memory of the"
+        " instances",
+    )
     classes: tuple[PriorityClassSettings, ...] = Field(
         (), max_length=8, description="priority classes of requests, the highest first (none: all are equal)"
     )

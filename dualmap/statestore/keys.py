@@ -69,6 +69,17 @@ class PoolKeys:
     prefixes_old = _Key("prefixes:old")
     responses_new = _Key("responses:new")
     responses_old = _Key("responses:old")
+    runs = _Key("runs")
+    run_turns = _Key("runs:turns")
+    runs_seen = _Key("runs:seen")
+    runs_silent = _Key("runs:silent")
+    runs_waiting = _Key("runs:waiting")
+    runs_on_time = _Key("runs:on_time")
+    runs_latest = _Key("runs:latest")
+    runs_late = _Key("runs:late")
+    contexts_new = _Key("runs:contexts:new")
+    contexts_old = _Key("runs:contexts:old")
+    run = _KeyOf("run:")
     least_loaded = _KeyOf("least_loaded:")
     usage = _KeyOf("usage:")
     request = _KeyOf("request:")
@@ -80,6 +91,8 @@ class PoolKeys:
     kv_events = _KeyOf("kv_events:")
     kv_names = _KeyOf("kv_names:")
     grants = _KeyOf("grants:")
+    """A channel, and no key."""
+    turns = _KeyOf("turns:")
     """A channel, and no key."""
 
     def __init__(self, prefix: str, pool: str) -> None:

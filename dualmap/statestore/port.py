@@ -15,6 +15,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
@@ -25,6 +26,7 @@ from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues
 from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.runs import Runs, TurnStatus
 from dualmap.statestore.pool.stored_responses import StoredResponses
 from dualmap.statestore.pool.usage import UsageBooks
 from dualmap.statestore.tenants.tenant_book import TenantBook
@@ -38,6 +40,8 @@ class RequestPort(Protocol):
     def place(self, placement: Placement, /) -> Awaitable[PlaceReply]: ...
 
     def register(self, request: StoredRequest, draws: Draws | None, /) -> Awaitable[tuple[PlaceStatus, Drawn]]: ...
+
+    def admit(self, turns: Sequence[Turn], capacity_tokens: int, /) -> Awaitable[Sequence[TurnStatus]]: ...
 
     def observe(self, instance_ids: Sequence[str], chain: Chain, /) -> Awaitable[Observation]: ...
 
@@ -78,6 +82,8 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
     def on_grant(self, replica_id: str, deliver: Callable[[Grant], None], /) -> None: ...
 
+    def on_turn(self, replica_id: str, deliver: Callable[[str], None], /) -> None: ...
+
     # what operators look at and change through it
     @property
     def members(self) -> Members: ...
@@ -96,6 +102,9 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
     @property
     def usage(self) -> UsageBooks: ...
+
+    @property
+    def runs(self) -> Runs: ...
 
     @property
     def responses(self) -> StoredResponses: ...

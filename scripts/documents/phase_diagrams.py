@@ -102,7 +102,8 @@ class Drawing:
 
 _OFF: Final = Frame(
     "on no instance", (12, 38), (300, 252),
-    frozenset({Phase.NEW, Phase.ADMITTING, Phase.PLACING, Phase.AWAITING, Phase.HELD}), (Input.REFUSED,),
+    frozenset({Phase.NEW, Phase.PARKED, Phase.ADMITTING, Phase.PLACING, Phase.AWAITING, Phase.HELD}),
+    (Input.REFUSED,),
 )  # fmt: skip
 _ON: Final = Frame(
     "on an instance", (400, 38), (466, 252),
@@ -118,15 +119,15 @@ ONE_INSTANCE: Final = Drawing(
     "phases-one-instance",
     (1060, 376),
     {
-        Phase.NEW: (74, 160), Phase.ADMITTING: (248, 80), Phase.PLACING: (248, 160), Phase.AWAITING: (74, 250),
-        Phase.HELD: (248, 250),
+        Phase.NEW: (74, 160), Phase.PARKED: (74, 80), Phase.ADMITTING: (248, 80), Phase.PLACING: (248, 160),
+        Phase.AWAITING: (74, 250), Phase.HELD: (248, 250),
         Phase.DISPATCHED: (466, 160), Phase.PREFILLING: (628, 160), Phase.PRESUMED: (628, 250),
         Phase.ANSWERING: (802, 160), Phase.BROKEN_OFF: (996, 160), Phase.DONE: (628, 348),
     },
     (_OFF, _ON),
     frozenset(
         {
-            Input.ADMITTED, Input.SUSPECTED, Input.PUT_OFF, Input.INSTANCE_CAME, Input.QUEUED, Input.TAKEN,
+            Input.PARKS, Input.ADMITTED, Input.SUSPECTED, Input.PUT_OFF, Input.INSTANCE_CAME, Input.QUEUED, Input.TAKEN,
             Input.RESERVATION_LOST, Input.SENT, Input.PREFILL_PRESUMED, Input.FIRST_TOKEN, Input.MOVED,
             Input.CONTINUES,
         }

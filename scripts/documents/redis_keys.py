@@ -1,4 +1,5 @@
-"""The generated parts of ``docs/reference/redis-keys.md``: the fields of a request and of an instance's record."""
+"""The generated parts of ``docs/reference/redis-keys.md``: the fields of a request, of an instance's record and of a
+run."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from dualmap.scheduling.runs.turn import RunRecord
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.records import INSTANCE, InstanceRecord
 
@@ -24,8 +26,14 @@ def with_fields(page: str) -> str:
     tables = {
         "dualmap/scheduling/state/request.py": _request_fields(),
         "dualmap/statestore/records.py": _instance_fields(),
+        "dualmap/scheduling/runs/turn.py": _run_fields(),
     }
     return _GENERATED.sub(lambda found: found[1] + tables[found[2]] + found[3], page)
+
+
+def _run_fields() -> str:
+    rows = [f"| `{each.name}` | {each.metadata['meaning']} |\n" for each in fields(RunRecord) if each.metadata]
+    return "".join(["| field | meaning |\n| --- | --- |\n", *rows])
 
 
 def _request_fields() -> str:

@@ -15,6 +15,7 @@ import redis
 from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
+from dualmap.scheduling.runs import admission
 from dualmap.scheduling.state.instance import COUNTED, InstanceLoad, InstanceState, overtaken_tokens
 from dualmap.scheduling.state.instance import stalled_s as stalled_for_s
 from dualmap.scheduling.state.legs import Leg
@@ -125,6 +126,20 @@ def cases(rng: random.Random) -> Iterator[Case]:
     yield one(context_tokens_of, request)
     yield one(load_time_s, rng.random(), rng.random(), rng.choice((0, uncached)))
     yield one(is_dear, rng.choice((1e-6, 1e-3)), load.prefill_tokens_per_s)
+    used, service, now_ms = (
+        rng.choice((0, rng.randrange(900_000))),
+        rng.uniform(0, 1e8),
+        NOW_MS + rng.randrange(400_000),
+    )
+    mean, ended = rng.uniform(0, 1e8), rng.randrange(1, 400)
+    yield one(admission.fits, prompt, used, 1_000_000)
+    yield one(admission.missing_tokens, prompt, used, 1_000_000)
+    yield one(admission.has_aged, NOW_MS, now_ms)
+    yield one(admission.silent_since_ms, now_ms)
+    yield one(admission.waiting_rank, service, rng.randrange(2))
+    yield one(admission.gives_way, service, rng.uniform(0, service), ended, mean, rng.uniform(0, 1e8))
+    yield one(admission.mean_service_with, service, ended, mean)
+    yield one(admission.continues, prompt, rng.randrange(40_000, 90_000), rng.choice((0, rng.randrange(3000))))
     for name, rule in {"count": counts_of, "count_prefill": growth_at_prefill}.items():
         for sign in (1, -1):
             grown = asdict(rule(request))

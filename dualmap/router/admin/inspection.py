@@ -15,6 +15,7 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
 from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.runs.turn import RunRecord
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
 from dualmap.scheduling.state.view import ClusterView
@@ -55,6 +56,52 @@ async def queues(
                 }
             )
     return answer
+
+
+@routes.get("/runs")
+async def runs(
+    pool: PoolParam,
+    state: Annotated[str | None, Query(description="only runs of this state")] = None,
+    tenant: Annotated[str | None, Query(description="only this tenant's")] = None,
+    limit: Limit = 100,
+) -> dict[str, Any]:
+    """Agents' runs where they wait for memory: those that wait for longest first, then those that were seen last. Of
+    the thousand that were seen last."""
+    ledger = await pool.store.runs.ledger()
+    found = [each for each in ledger.runs if state in (None, each.state) and tenant in (None, each.tenant)]
+    found.sort(key=lambda each: (not each.waiting, each.waits_since_ms, -each.seen_ms))
+    return {
+        "pool": pool.settings.name,
+        "admitted": pool.scheduling.admit_runs,
+        "memory": {
+            "used_tokens": ledger.used_tokens,
+            "capacity_tokens": ledger.capacity_tokens,
+            "waiting_turns": ledger.waiting_turns,
+        },
+        "runs": [_run(each, ledger.now_ms) for each in found[:limit]],
+    }
+
+
+def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
+    waits_ms = now_ms - run.waits_since_ms if run.waiting else 0
+    return {
+        "run": run.name,
+        "tenant": run.tenant,
+        "parent": run.parent,
+        "state": run.state,
+        "home": run.home,
+        "agents": run.branches,
+        "turns": run.turns,
+        "turns_in_flight": run.busy,
+        "turns_waiting": run.waiting,
+        "context_tokens": run.tokens,
+        "output_tokens": run.output_tokens,
+        "service_token_s": round(run.service),
+        "waits_s": waits_ms / 1000,
+        "waited_s": (run.parked_ms + waits_ms) / 1000,
+        "begun_s_ago": (now_ms - run.begun_ms) / 1000,
+        "seen_s_ago": (now_ms - run.seen_ms) / 1000,
+    }
 
 
 @routes.get("/ring")

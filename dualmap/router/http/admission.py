@@ -52,6 +52,7 @@ from dualmap.router.prompts.inference_request import (
     storing_instance,
 )
 from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.prompts.run_identity import run_of
 from dualmap.router.steps import without_pause
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
@@ -354,6 +355,7 @@ def inference_request_of(
         read.sent_salt = salt if isinstance(salt, str) else None
         read.asks = passed_on_tokens(path, body, len(request.body))
         return read
+    read.run = run_of(request.fields, body)
     read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS
     if path in COMPLETIONS_PATHS:
         if stream:

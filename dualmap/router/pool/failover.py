@@ -37,6 +37,7 @@ from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.leader_jobs import sweep_queue
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.legs import request_id_of
 from dualmap.scheduling.state.request import StoredRequest
@@ -47,6 +48,7 @@ from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnava
 from dualmap.statestore.memory import MemoryStore, wall_clock_ms
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment
+from dualmap.statestore.pool.runs import TurnStatus
 from dualmap.statestore.port import ReplicaPool, RequestPort
 
 FIRST_PROBE_S = 0.05
@@ -169,6 +171,9 @@ class FailoverPool:
             self._trusts_members,
             lambda local, _, tried: local.membership(),
         )
+        self._admitting: _Call[tuple[Sequence[Turn], int], Sequence[TurnStatus]] = _Call(
+            measures["admit"], lambda pool, asked: pool.admit(*asked), _trusts, self._admit_alone
+        )
         self._registering = plain(measures["register"], self._ask_to_register)
         self._committing = plain(measures["commit"], _ask_to_commit)
         self._looking_up = plain(measures["records"], _ask_for_records)
@@ -184,6 +189,8 @@ class FailoverPool:
         self.chronicle = primary.chronicle
         self.usage = primary.usage
         self.responses = primary.responses
+        self.runs = primary.runs
+        self.on_turn = primary.on_turn
         self.loads = primary.loads
         self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
         self._rates: Callable[[], Mapping[str, float]] = dict
@@ -238,6 +245,10 @@ class FailoverPool:
 
     def register(self, request: StoredRequest, draws: Draws | None) -> Awaitable[tuple[PlaceStatus, Drawn]]:
         return self._either(self._registering, (request, draws))
+
+    def admit(self, turns: Sequence[Turn], capacity_tokens: int) -> Awaitable[Sequence[TurnStatus]]:
+        """Every turn goes while this replica decides alone: it does not know what runs the memory holds."""
+        return self._either(self._admitting, (turns, capacity_tokens))
 
     def observe(self, instance_ids: Sequence[str], chain: Chain) -> Awaitable[Observation]:
         return self._either(self._observing, (instance_ids, chain))
@@ -307,6 +318,9 @@ class FailoverPool:
         if pool is not self._primary:
             raise LimitsUnknownError("the store is away")
         return pool
+
+    async def _admit_alone(self, _: PoolStore, asked: tuple[Sequence[Turn], int], tried: bool) -> Sequence[TurnStatus]:
+        return [TurnStatus.GOES] * len(asked[0])
 
     async def _place_alone(self, local: PoolStore, placement: Placement, _: bool) -> PlaceReply:
         reply = await self._ask_to_place(local, placement)

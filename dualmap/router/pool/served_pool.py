@@ -19,6 +19,7 @@ from dualmap.router.pool.pool_fleet import PoolFleet
 from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
 from dualmap.router.pool.stored_responses import StoredResponses
+from dualmap.router.pool.turn_waiters import TurnWaiters
 from dualmap.router.pool.view import ViewKeeper
 from dualmap.router.prompts.prompt import PromptTokenizer
 from dualmap.router.telemetry.metrics import PoolMetrics
@@ -54,6 +55,7 @@ class ServedPool:
     view: ViewKeeper
     loss_notifier: InstanceLossNotifier
     grant_waiters: GrantWaiters
+    turn_waiters: TurnWaiters
     instance_waiters: InstanceWaiters
     fleet: PoolFleet
     planner: QueuePlanner

@@ -15,6 +15,7 @@ from dualmap.api_bodies.prompt import LongTexts
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.errors import RouterError
 from dualmap.router.prompts.known_bodies import HashedText
+from dualmap.router.prompts.run_identity import SentRun
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.scheduling.prompts.blocks import ContinuedText, Prompt, TextPrompt
 from dualmap.scheduling.tenants.tenant import Caller
@@ -250,6 +251,8 @@ class InferenceRequest:
     """The salt that its instance is sent in place of the client's; None: the client's own is left alone."""
     cut_off: Callable[[RouterError], object] | None = None
     """Ends it with an error, where its key may be revoked meanwhile."""
+    run: SentRun | None = None
+    """The run that it is a turn of, as its client names it; None: the client names none."""
     trace: TraceContext | None = None
     """None where the replica does not trace."""
     client: str | None = None

@@ -27,6 +27,7 @@ from dualmap.router.pool.pool_fleet import PoolFleet
 from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
 from dualmap.router.pool.served_pool import ServedPool
+from dualmap.router.pool.turn_waiters import TurnWaiters
 from dualmap.router.pool.view import ViewKeeper
 from dualmap.router.replica.peer_watch import PeerWatch
 from dualmap.router.replica.replica import Replica
@@ -208,6 +209,8 @@ class Runtime:
             self._supervisor.start(f"view {name}", pool.view.run)
             pool.store.on_grant(self.context.replica_id, pool.grant_waiters.deliver)
             self._supervisor.start(f"held {name}", pool.grant_waiters.poll)
+            pool.store.on_turn(self.context.replica_id, pool.turn_waiters.goes)
+            self._supervisor.start(f"turns {name}", pool.turn_waiters.repeat)
             if pool.waiting_room is not None:
                 self._supervisor.start(f"waiting {name}", pool.instance_waiters.watch)
             self._supervisor.start(f"lease {name}", replica.keep_lease)
@@ -396,6 +399,7 @@ def _served_pool(
         view=view,
         loss_notifier=loss_notifier,
         grant_waiters=waiters,
+        turn_waiters=TurnWaiters(shared, lambda: view.view, clock=clock, call_later=context.call_later),
         instance_waiters=InstanceWaiters(view, clock=clock, call_later=context.call_later),
         fleet=fleet,
         planner=planner,

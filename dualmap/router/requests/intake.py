@@ -37,6 +37,7 @@ from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import account_text
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.runs.turn import UNNAMED, RunName, hashed_name
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Draws, Measure
 from dualmap.scheduling.tenants.classes import class_rank
@@ -263,6 +264,7 @@ class Intake:
             hides_first_token=request.hides_first_token,
             can_go_on=not (request.not_continued or request.hides_first_token),
             answers=request.computed_answers,
+            run=_run_name(request) if scheduling.admit_runs else UNNAMED,
         )
 
     def _draws(
@@ -322,6 +324,11 @@ def _set_engine_priority(
     known to have a ``priority`` that is so where the client sent one."""
     if scheduling.engine_priorities and (request.names_priority or request.path in PRIORITY_PATHS):
         request.engine_priority = its_class.engine_priority
+
+
+def _run_name(request: InferenceRequest) -> RunName:
+    sent = request.run
+    return UNNAMED if sent is None else hashed_name(request.tenant, sent.run, sent.agent, sent.parent)
 
 
 def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> int:

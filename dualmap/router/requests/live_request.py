@@ -32,6 +32,7 @@ from dualmap.scheduling.request.machine import (
     AwaitGrant,
     AwaitInstance,
     AwaitTrial,
+    AwaitTurn,
     Close,
     CountRetry,
     DeadlinePassed,
@@ -69,6 +70,7 @@ from dualmap.scheduling.request.machine import (
     StartTimer,
     TrialOver,
     TurnedAway,
+    TurnGoes,
 )
 from dualmap.scheduling.request.outcome import ANSWERED, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
@@ -455,6 +457,13 @@ class LiveRequest:
             error.limit_fields = refused_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
         raise error
 
+    async def _await_turn(self, effect: AwaitTurn) -> Event:
+        try:
+            await self.pool.turn_waiters.wait(effect.turn, effect.within_s)
+        except TurnedAwayError as turned_away:
+            return TurnedAway(turned_away.why)
+        return TurnGoes()
+
     async def _await_trial(self, effect: AwaitTrial) -> Event:
         over = asyncio.get_running_loop().create_future()
 
@@ -550,6 +559,7 @@ _ANSWERED: Final[Mapping[type[Effect], Callable[[LiveRequest, Any], Awaitable[Ev
     ReleaseFirst: LiveRequest._release_first,
     Enter: LiveRequest._enter,
     AwaitTrial: LiveRequest._await_trial,
+    AwaitTurn: LiveRequest._await_turn,
     Rename: LiveRequest._rename,
     Refuse: LiveRequest._refuse,
 }

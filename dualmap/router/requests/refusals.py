@@ -43,6 +43,19 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
             return _queue_full(refuse, pool)
         case Refusal.WOULD_BE_LATE | Refusal.IS_LATE | Refusal.LATE_FOR_TOO_LONG:
             return _late(refuse, machine, pool)
+        case Refusal.TOO_MANY_TURNS:
+            return QueueFullError(
+                "too many requests of this agent's run wait for memory already; wait for their answers, or give each"
+                " agent a session id of its own",
+                retry_after_s=1.0,
+            )
+        case Refusal.HELD_TOO_LONG if machine.turn is not None and not machine.searches:
+            return HoldTimeoutError(
+                f"other agents' runs needed the memory of pool {pool.settings.name!r} for the"
+                f" {pool.scheduling.max_hold_s:g} s that a request is held at most; try again later, add instances, or"
+                " raise scheduling.max_hold_s",
+                retry_after_s=1.0,
+            )
         case Refusal.HELD_TOO_LONG:
             return HoldTimeoutError(
                 f"no instance had room within the {pool.scheduling.max_hold_s:g} s that a request is held at most; try"

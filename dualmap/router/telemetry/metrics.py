@@ -47,7 +47,7 @@ _ERROR_RATIO_BOUNDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0
 
 STORE_CALLS = (
     "place", "register", "observe", "commit", "release", "records", "membership", "heartbeat", "requests_of", "adopt",
-    "snapshot", "overview",
+    "snapshot", "overview", "admit",
 )  # fmt: skip
 
 NOT_ON_TIME = ("late", "refused", "failed")

@@ -81,6 +81,8 @@ from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import SURVIVED_S, OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.waiting_room import WaitingRoom
+from dualmap.scheduling.runs.admission import WAITS_OF_SLO
+from dualmap.scheduling.runs.turn import UNNAMED, RunName, Turn, TurnEnd
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
@@ -95,6 +97,8 @@ class Phase(StrEnum):
 
     NEW = "new"
     """Only its driver knows of it."""
+    PARKED = "parked"
+    """A turn of an agent's run, while it is not known whether its run may use memory now: it waits for others."""
     ADMITTING = "admitting"
     """The request is about to be placed, for the first time or once more. It waits for the trial of a copy of its
     prompt, which is suspected of killing engines."""
@@ -130,6 +134,8 @@ class Input(StrEnum):
     """The inputs of the machine: the columns of ``TRANSITIONS``. An event is one of several inputs, by its content and
     by the rules."""
 
+    PARKS = "parks"
+    """It is a turn, and runs wait for memory in this pool."""
     ADMITTED = "admitted"
     SUSPECTED = "suspected"
     SEARCHES_AGAIN = "searches_again"
@@ -185,6 +191,7 @@ class PhaseRow:
 
 _ROWS: Final = {
     Phase.NEW: PhaseRow(may_be_reserved=False),
+    Phase.PARKED: PhaseRow(may_be_reserved=False),
     Phase.ADMITTING: PhaseRow(may_be_reserved=False),
     Phase.PLACING: PhaseRow(),
     Phase.AWAITING: PhaseRow(may_be_reserved=False),
@@ -220,6 +227,9 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
     table = {
         (p.NEW, i.ADMITTED): p.PLACING,
         (p.NEW, i.SUSPECTED): p.ADMITTING,
+        (p.NEW, i.PARKS): p.PARKED,
+        (p.PARKED, i.ADMITTED): p.PLACING,
+        (p.PARKED, i.SUSPECTED): p.ADMITTING,
         (p.ADMITTING, i.SUSPECTED): p.ADMITTING,
         (p.ADMITTING, i.ADMITTED): p.PLACING,
         (p.PLACING, i.SEARCHES_AGAIN): p.PLACING,
@@ -258,7 +268,7 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
         table.setdefault((phase, i.SENT), phase)  # once more, over a new connection to the same instance
     for phase in (p.DISPATCHED, p.PREFILLING, p.PRESUMED):
         table[phase, i.MOVED] = p.PREFILLING
-    for phase in (p.NEW, p.ADMITTING, p.PLACING, p.AWAITING, p.HELD):
+    for phase in (p.NEW, p.PARKED, p.ADMITTING, p.PLACING, p.AWAITING, p.HELD):
         table[phase, i.REFUSED] = p.DONE
     for phase in Phase:
         table[phase, i.ENDED] = p.DONE
@@ -289,6 +299,11 @@ leg is aborted may have told to free the KV."""
 @value
 class Arrived:
     """The request is to be served."""
+
+
+@value
+class TurnGoes:
+    """Its run may use memory: the turn goes on."""
 
 
 @value
@@ -432,6 +447,7 @@ class Ended:
 
 Event = (
     Arrived
+    | TurnGoes
     | TrialOver
     | Reserved
     | Registered
@@ -479,10 +495,21 @@ class Refusal(StrEnum):
     TRIES_SPENT = "tries_spent"
     CONTINUED_TOO_OFTEN = "continued_too_often"
     BUDGET_SPENT = "budget_spent"
+    TOO_MANY_TURNS = "too_many_turns"
+    """Too many turns of its run wait for memory."""
     OVERDUE = "overdue"
     """The time for the whole request is over."""
     TOO_SLOW = "too_slow"
     """A whole answer did not come in time: the next instance would most likely take as long."""
+
+
+@value
+class AwaitTurn:
+    """Enter the turn in the ledger of runs, and wait until it goes, ``within_s`` at most. Answer: ``TurnGoes`` or
+    ``TurnedAway``."""
+
+    turn: Turn
+    within_s: float
 
 
 @value
@@ -617,7 +644,8 @@ class Close:
 
 
 Effect = (
-    AwaitTrial
+    AwaitTurn
+    | AwaitTrial
     | Reserve
     | Register
     | Rename
@@ -778,6 +806,8 @@ class RequestSpec:
     """The request streams, and another instance could go on with its answer."""
     answers: int = 1
     """The number of answers that are computed for it."""
+    run: RunName = UNNAMED
+    """The run whose turn it is, by name."""
     body_tokens: int = 0
     """Tokens of its prompt by the bytes of its body, where it is passed on; 0: it has none, or nothing is known."""
 
@@ -845,6 +875,10 @@ class RequestMachine:
     decode: DecodeLeg | None = None
     decode_attempt: int = 0
     """Counts reservations of decode legs."""
+    turn: Turn | None = None
+    """The request is in the ledger of runs as this turn, from its arrival to its end."""
+    parked_s: float = 0.0
+    """Time that the turn waited for memory."""
     trial: Trial | None = None
     """The request is the one copy of its prompt that may be sent."""
     failure: InstanceFailure | None = None
@@ -992,7 +1026,7 @@ class RequestMachine:
         estimate includes the time lost then."""
         if self.attempt > 1 or self.estimate is None or self.awaits_since_s is not None:
             return None
-        return self.estimate.decision.expected_ttft_s
+        return self.parked_s + self.estimate.decision.expected_ttft_s
 
     @property
     def was_kept(self) -> bool:
@@ -1012,8 +1046,8 @@ class RequestMachine:
         return now_s - self.started_s
 
     def queued_for_s(self, now_s: float) -> float:
-        """The time since it asked for an instance: its age, or the time since it was continued last."""
-        return self.age_s(now_s) - (self.continuations[-1][2] if self.continuations else 0.0)
+        """The time since it asked for an instance: since its turn went, or since it was continued last."""
+        return self.age_s(now_s) - (self.continuations[-1][2] if self.continuations else self.parked_s)
 
     def chain(self) -> Chain | None:
         """The chain of its prompt, with the tokens of the answer that its client has behind it."""
@@ -1040,6 +1074,17 @@ class RequestMachine:
 
     # from its arrival to an instance ---------------------------------------------------------------------------
     def _arrived(self, _: Arrived, now_s: float) -> Effects:
+        spec, rules = self.spec, self.rules
+        if not rules.scheduling.admit_runs or spec.chain is None:
+            return self._admit(now_s)
+        self._move(Input.PARKS)
+        self.turn = Turn(
+            self.request_id, rules.replica_id, spec.run, spec.chain, WAITS_OF_SLO * spec.slo_s, spec.claim.tenant
+        )
+        return (AwaitTurn(self.turn, rules.max_hold_s),)
+
+    def _turn_goes(self, _: TurnGoes, now_s: float) -> Effects:
+        self.parked_s = self.age_s(now_s)
         return self._admit(now_s)
 
     def _trial_over(self, _: TrialOver, now_s: float) -> Effects:
@@ -1718,7 +1763,37 @@ class RequestMachine:
         reserved: bool = True,
         counted: Counted | None = None,
     ) -> Effects:
-        """Settle what is open with the instances, and release what may be reserved."""
+        """Settle what is open with the instances, and release what may be reserved, and its turn."""
+        effects = self._settle(before, outcome, usage, now_s, reserved=reserved, counted=counted)
+        return effects if self.turn is None else self._with_turn_over(self.turn, effects)
+
+    def _with_turn_over(self, turn: Turn, effects: Effects) -> Effects:
+        """The last release says that the turn is over, too; where nothing else is released, one is made for it."""
+        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens())
+        *others, close = effects
+        release, last = None, others[-1] if others else None
+        if isinstance(last, Post) and last.last:
+            release = replace(last.release, turn=over)
+            others.pop()
+        else:
+            release = Release(self.request_id, replica_id=self.rules.replica_id, turn=over)
+        return (*others, Post(release, last=True), close)
+
+    def _output_tokens(self) -> int:
+        """The tokens of its answer, as far as they are known."""
+        usage = self.usage
+        return (usage and usage.output_tokens) or self.sent_tokens
+
+    def _settle(
+        self,
+        before: Phase,
+        outcome: Outcome,
+        usage: Usage | None,
+        now_s: float,
+        *,
+        reserved: bool,
+        counted: Counted | None,
+    ) -> Effects:
         answered, evidence, spec = outcome is _COMPLETED, self.rules.evidence, self.spec
         if usage is not None and not is_plain(usage, self._answer_bound()):
             usage = possible(usage, self._expected())
@@ -1899,16 +1974,17 @@ class RequestMachine:
 
 
 _REFUSED_IN_ANY_CASE: Final = frozenset(
-    {Refusal.QUEUE_FULL, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
+    {Refusal.QUEUE_FULL, Refusal.TOO_MANY_TURNS, Refusal.WOULD_BE_LATE, Refusal.IS_LATE, Refusal.LATE_FOR_TOO_LONG}
 )
 """These refusals end it as refused, whatever failed the request before."""
 
-_OF_ITS_OWN_DOING: Final = frozenset({Refusal.LIMITED, Refusal.QUARANTINED})
+_OF_ITS_OWN_DOING: Final = frozenset({Refusal.LIMITED, Refusal.QUARANTINED, Refusal.TOO_MANY_TURNS})
 """Refusals for what a client, or its tenant, does itself: the fleet was not late."""
 _TIMES_OUT: Final = frozenset({FailureKind.TIMEOUT, FailureKind.OVERDUE})
 
 LEGAL_IN: Final[Mapping[type[Event], tuple[Phase, ...]]] = {
     Arrived: (Phase.NEW,),
+    TurnGoes: (Phase.PARKED,),
     TrialOver: (Phase.ADMITTING,),
     Reserved: (Phase.PLACING,),
     Registered: (Phase.PLACING,),
@@ -1917,7 +1993,7 @@ LEGAL_IN: Final[Mapping[type[Event], tuple[Phase, ...]]] = {
     InstanceReady: (Phase.AWAITING,),
     Granted: (Phase.HELD,),
     ReservationLost: (Phase.HELD,),
-    TurnedAway: (Phase.HELD, Phase.AWAITING),
+    TurnedAway: (Phase.PARKED, Phase.HELD, Phase.AWAITING),
     Sent: phases_with(Input.SENT),
     PrefillPresumed: phases_with(Input.PREFILL_PRESUMED),
     DeadlinePassed: tuple(Phase),
@@ -1933,6 +2009,7 @@ LEGAL_IN: Final[Mapping[type[Event], tuple[Phase, ...]]] = {
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[RequestMachine, Any, float], Effects]]] = {
     Arrived: RequestMachine._arrived,
+    TurnGoes: RequestMachine._turn_goes,
     TrialOver: RequestMachine._trial_over,
     Reserved: RequestMachine._reserved,
     Registered: RequestMachine._was_registered,

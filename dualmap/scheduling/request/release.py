@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
+from dualmap.scheduling.runs.turn import TurnEnd
 from dualmap.scheduling.tenants.budgets import Draws
 from dualmap.scheduling.values import value
 
@@ -34,3 +35,5 @@ class Release:
     """The usage that it is metered by, where it is over for good, see ``scheduling.request.metering``; empty: it is not
     metered. ``KEPT`` there: its try is over, and its record stays to be metered by; with ``returned`` its draws stand,
     for the next try to take over."""
+    turn: TurnEnd | None = None
+    """The turn of a run that is over with it."""

@@ -150,10 +150,6 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the streams whose first token is seen, as endpoint pickers may see some alone",
     )  # fmt: skip
     fleet.add_argument("--kv-events", action="store_true", help="instances report their prefix caches")
-    fleet.add_argument(
-        "--admit-runs", action="store_true",
-        help="turns of agents' runs wait until the contexts of active runs leave memory for them (simulated alone)",
-    )  # fmt: skip
     fleet.add_argument("--skip", type=int, default=0, metavar="N", help="leave the first N requests out of the results")
 
 
@@ -195,7 +191,6 @@ class FleetOptions:
     loop: Loop = TRACE_TIMES
     skip_s: float = 0.0
     kv_events: bool = False
-    admits_runs: bool = False
 
     @property
     def engine(self) -> EngineConfig:
@@ -223,7 +218,6 @@ class FleetOptions:
             loop=self.loop,
             skip_s=self.skip_s,
             kv_events=self.kv_events,
-            admits_runs=self.admits_runs,
         )
 
 
@@ -272,7 +266,6 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         loop=loop_of(arguments),
         skip_s=arguments.skip_s,
         kv_events=arguments.kv_events,
-        admits_runs=arguments.admit_runs,
     )
 
 

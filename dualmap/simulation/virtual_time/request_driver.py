@@ -5,7 +5,7 @@ What is left out is the network: calls of the store have their answers at once. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import assert_never
 
@@ -16,6 +16,7 @@ from dualmap.scheduling.request.machine import (
     AwaitGrant,
     AwaitInstance,
     AwaitTrial,
+    AwaitTurn,
     Close,
     CountRetry,
     DecoderReserved,
@@ -47,15 +48,18 @@ from dualmap.scheduling.request.machine import (
     StartTimer,
     TrialOver,
     TurnedAway,
+    TurnGoes,
     turned_away,
 )
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive_now
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
+from dualmap.statestore.pool.runs import TurnStatus
 
 OnMachine = Callable[[RequestMachine], None]
 
@@ -93,6 +97,8 @@ class RequestDriver:
         self._timers: dict[str, object] = {}
         self._awaiting: list[RequestMachine] = []
         """Requests that wait for the first instance, in the order of their arrival."""
+        self._parked: dict[str, Turn] = {}
+        """Turns that wait for memory, by the id of their request."""
 
     def report(self, machine: RequestMachine, event: Event | None) -> None:
         """Report an event, and what comes of its effects, until something else has to happen first."""
@@ -126,6 +132,7 @@ class RequestDriver:
             case Close():
                 self.live.pop(machine.request_id, None)
                 self._hold_until_s.pop(machine.request_id, None)
+                self._parked.pop(machine.request_id, None)
                 self._ended(machine)
             case CountRetry():
                 self.retries += 1
@@ -133,6 +140,8 @@ class RequestDriver:
                 self._start_timer(machine, effect.delay_s)
             case AwaitInstance():
                 self._await_instance(machine, effect.within_s)
+            case AwaitTurn():
+                return self._admit(effect)
             case AwaitTrial():
                 self._await_trial(machine, effect)
             case Rename():
@@ -169,6 +178,35 @@ class RequestDriver:
         self.live[former + "'"] = machine
         return Renamed(former + "'")
 
+    # runs --------------------------------------------------------------------------------------------------------
+    def _admit(self, effect: AwaitTurn) -> Event | None:
+        turn = effect.turn
+        (status,) = self._pool.admit((turn,))
+        if status is TurnStatus.GOES:
+            return TurnGoes()
+        if status is TurnStatus.REFUSED:
+            return TurnedAway(Refusal.TOO_MANY_TURNS)
+        self._parked[turn.turn_id] = turn
+        return None
+
+    def repeat_parked(self) -> None:
+        """Look turns up that wait for memory."""
+        turns = tuple(self._parked.values())
+        statuses = self._pool.admit(turns) if turns else ()
+        self._pool.gone += [
+            turn.turn_id for turn, status in zip(turns, statuses, strict=True) if status is TurnStatus.GOES
+        ]
+
+    def deliver_turns(self) -> Iterator[RequestMachine]:
+        """Have turns go on that need not wait any more; gives each when it is placed, or over."""
+        while self._pool.gone:
+            turn_id = self._pool.gone.pop(0)
+            machine = self.live.get(turn_id)
+            if self._parked.pop(turn_id, None) is not None and machine is not None:
+                self.report(machine, TurnGoes())
+                yield machine
+
+    # searches ----------------------------------------------------------------------------------------------------
     def _await_trial(self, machine: RequestMachine, effect: AwaitTrial) -> None:
         over = False
 

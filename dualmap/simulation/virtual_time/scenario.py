@@ -121,10 +121,6 @@ class Scenario:
     first tokens of the others are presumed, and they end without a usage."""
     router_queue: RouterQueueRule | None = None
     """Another project's queue in the router, before an instance is chosen; None: there is none."""
-    admits_runs: bool = False
-    """The turns of agents' runs wait for memory before an instance is chosen, see ``scheduling.runs.admission``. The
-    trace says which run a turn belongs to, as a client does that names its session. Simulated alone: no router has it.
-    """
     endless_cache: bool = False
     """Every instance finds all that any of them has computed, see ``simulation.engine.endless_kv_pool``: a bound, not a
     fleet. The scheduling code knows nothing of it."""
@@ -142,12 +138,12 @@ class Scenario:
             "autoscale": self.autoscale is not None,
             "tenants": bool(self.tenants),
             "router_queue": self.router_queue is not None,
-            "admits_runs": self.admits_runs,
+            "admit_runs": self.scheduling.admit_runs,
         }
         if self.routers is not None and (found := [name for name, is_there in alone.items() if is_there]):
             raise ScenarioError(f"{' and '.join(found)}: only where router replicas share a store")
-        if self.admits_runs and self.router_queue is not None:
-            raise ScenarioError("admits_runs and router_queue: one of the two decides when a request is placed")
+        if self.scheduling.admit_runs and self.router_queue is not None:
+            raise ScenarioError("admit_runs and router_queue: one of the two decides when a request is placed")
 
     @property
     def dispatch_of(self) -> Dispatch:

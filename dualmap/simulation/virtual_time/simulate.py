@@ -33,7 +33,7 @@ from dualmap.scheduling.request.machine import (
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
-from dualmap.scheduling.runs.admission import RunAdmission, Turn
+from dualmap.scheduling.runs.turn import UNNAMED, hashed_name
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
@@ -62,9 +62,6 @@ _PROGRESS_EVERY = 100
 LEARNING_INTERVAL_S = 1.0
 SWEEP_INTERVAL_S = 1.0
 """Time between the leader's rounds over the queues, and of the refusal of what was held too long."""
-
-WAITS_OF_SLO = 0.8
-"""The part of its SLO for which a turn may wait for memory and be on time: the rest is for its prefill."""
 
 
 def simulate(
@@ -138,7 +135,6 @@ class Simulation:
         self._parked: dict[int, Chain] = {}
         """Chains of the requests that no instance is searched for yet, by number."""
         self._runs = runs_of(trace)
-        self._admission = RunAdmission(self._kv_capacity_tokens) if scenario.admits_runs else None
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
         self._pairs: dict[str, tuple[str, str]] = {}
@@ -169,8 +165,8 @@ class Simulation:
             elif scenario.idle_work and self._order.by_deadline:
                 self._every(scenario.rebalance_interval_s, Priority.LEADER, replica.give_idle_work)
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
-        if self._admission is not None:
-            self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._admit_runs)
+        if self._scheduling.admit_runs:
+            self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._repeat_parked)
         for fault in scenario.faults:
             self._schedule_fault(fault)
         while len(self._events):
@@ -178,6 +174,7 @@ class Simulation:
             action(self._now_s)
             for replica in self.replicas:
                 replica.requests.admit_waiting()
+                self._deliver_turns(replica)
                 replica.requests.deliver_grants()
         return self._record()
 
@@ -299,11 +296,6 @@ class Simulation:
         if queue is not None and (queue or self._router_holds(queue)):
             self._parked[number] = chain
             return queue.park(number, now_s, request.input_tokens, outcome.slo_s)
-        if self._admission is not None and outcome.run:
-            self._parked[number] = chain
-            latest_s = now_s + WAITS_OF_SLO * outcome.slo_s
-            turn = Turn(str(number), outcome.run, request.session, chain, latest_s)
-            return self._begin_turns(self._admission.arrives(turn, now_s))
         self._place(str(number), request, chain)
         return self._replica_of(str(number)).leader.listen(now_s)
 
@@ -351,20 +343,16 @@ class Simulation:
             number = queue.take()
             self._place(str(number), self._traced(str(number)), self._parked.pop(number))
 
-    def _kv_capacity_tokens(self) -> int:
-        view = self.replicas[0].fleet.view
-        return sum(view.instances[instance_id].kv_capacity_tokens for instance_id in view.ready)
+    def _repeat_parked(self) -> None:
+        """Have turns that wait looked up, as replicas do: others may have been silent for long enough by now."""
+        for replica in self.replicas:
+            replica.requests.repeat_parked()
 
-    def _admit_runs(self) -> None:
-        """Let runs begin their turns that may do so by now, since others were silent for long enough."""
-        if self._admission is not None:
-            self._begin_turns(self._admission.due(self._now_s))
-
-    def _begin_turns(self, request_ids: Iterable[str]) -> None:
-        """Route the turns that admission let go."""
-        for request_id in request_ids:
-            self._place(request_id, self._traced(request_id), self._parked.pop(int(request_id)))
-            self._replica_of(request_id).leader.listen(self._now_s)
+    def _deliver_turns(self, replica: SimulatedReplica) -> None:
+        """Route the turns that wait no longer."""
+        for machine in replica.requests.deliver_turns():
+            self._note_placed(machine)
+            replica.leader.listen(self._now_s)
 
     def _own_chain(self, request: TraceRequest) -> Chain:
         return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
@@ -389,15 +377,21 @@ class Simulation:
                 class_rank=self._class_rank(request),
             ),
             can_go_on=True,
+            run=hashed_name(request.tenant, outcome.run, request.session) if outcome.run else UNNAMED,
         )
         machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
         replica.requests.live[request_id] = machine
         replica.requests.report(machine, Arrived())
-        rounds = machine.searches[0][0].rounds
+        self._note_placed(machine)
+
+    def _note_placed(self, machine: RequestMachine) -> None:
+        """Note what its first search expected; nothing while it waits for memory."""
+        outcome = self._outcomes[int(machine.request_id)]
+        rounds = machine.searches[0][0].rounds if machine.searches else ()
         if rounds:
             decision = rounds[-1].decision
             outcome.expected_ttft_s = decision.expected_ttft_s
-            outcome.expected_cached_tokens = max(0, request.input_tokens - decision.uncached_tokens)
+            outcome.expected_cached_tokens = max(0, outcome.input_tokens - decision.uncached_tokens)
         if machine.estimate is not None:
             outcome.chosen_id = machine.estimate.decision.instance_id
 
@@ -475,9 +469,6 @@ class Simulation:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
-        if self._admission is not None and outcome.run:
-            request_id = str(int(machine.request_id))
-            self._begin_turns(self._admission.ends(request_id, outcome.output_tokens, self._now_s))
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
 

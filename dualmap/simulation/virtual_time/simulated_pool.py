@@ -9,6 +9,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import MANY_REQUESTS, InstanceLoad, InstanceSpec, InstanceState
@@ -17,6 +18,7 @@ from dualmap.scheduling.steps import at_once
 from dualmap.statestore.call_values import Membership
 from dualmap.statestore.led import LedPool
 from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool.runs import TurnStatus
 
 PREFIX, NAME = "dualmap", "simulated"
 REPLICA = "simulator"
@@ -37,6 +39,9 @@ class SimulatedPool:
         self.granted: list[Grant] = []
         """Grants that are not yet taken."""
         self._deferred: dict[str, None] = {}
+        self.gone: list[str] = []
+        """Turns that need not wait for memory any more, and were not taken yet."""
+        self.store.runs.on_turn(REPLICA, self.gone.append)
 
     # members -----------------------------------------------------------------------------------------------------
     @property
@@ -91,6 +96,14 @@ class SimulatedPool:
         waiting = [name for name, load in self.loads().items() if load.queued_requests]
         queues = [at_once(self.store.queues.queue(name, MANY_REQUESTS)) for name in waiting]
         return [request for queue in queues if queue is not None for request in queue.held]
+
+    def admit(self, turns: Sequence[Turn]) -> Sequence[TurnStatus]:
+        """Enter turns in the ledger of runs, or look them up there."""
+        members = self.members
+        capacity_tokens = sum(
+            spec.kv_capacity_tokens for spec in members.instances.values() if spec.state is InstanceState.READY
+        )
+        return at_once(self.store.runs.admit(turns, capacity_tokens))
 
     def release(self, release: Release) -> QueueHead | None:
         """The instance's queue, where that has room now."""

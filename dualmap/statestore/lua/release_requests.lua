@@ -1,11 +1,12 @@
 -- Releases what requests need no more: of some the first token came, others are over. An instance is read and written
 -- once.
--- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 9 for each: request id;
+-- ARGV  1 clock, 2 the lease of the replica that is reaped, as it was read, or ''; then 10 for each: request id;
 --       instance id where its first token came, or '' where it is over; replica id or '' for any, attempt or '' for
 --       any; what to note of it, as JSON, or ''; 'seen' where that first token, or its whole answer, was seen, else it
 --       is presumed, or none came; what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or
 --       '' for all of them; what it is metered by, where it is over for good, 'kept' where only its try is, whose draws
---       stand unless they are given back in full, or ''; its counts, packed, or ''
+--       stand unless they are given back in full, or ''; its counts, packed, or ''; the turn of a run that is over with
+--       it, as the tokens of its answer and its key, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later
 --       one; 0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is
 --       another one
@@ -14,11 +15,12 @@ local instances = require('shared.instances')
 local records = require('records')
 local requests = require('shared.requests')
 local rules = require('rules')
+local runs = require('shared.runs')
 local shares = require('shared.shares')
 local usage = require('shared.usage')
 local write_books = require('shared.book_end')
 local error, pairs, pcall, tonumber, unpack = error, pairs, pcall, tonumber, unpack
-local call, format, gsub = redis.call, string.format, string.gsub
+local call, format, gsub, match = redis.call, string.format, string.gsub, string.match
 
 local FIRST_REQUEST = 3
 
@@ -116,13 +118,24 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   return request
 end
 
+local function end_turn(turn, replica_id, instance_id)
+  if lease == '' or call('HGET', keys.replicas, replica_id) == lease then
+    local output_tokens, key = match(turn, '^(%d+) (.+)$')
+    runs.finish(key, output_tokens + 0, instance_id, now_ms)
+  end
+end
+
 -- Makes the releases, in order.
 local function release_all()
-  for first = FIRST_REQUEST, #ARGV, 9 do
-    local id, instance_id, replica_id, attempt, note, seen, returned, used, counts = unpack(ARGV, first, first + 8)
+  for first = FIRST_REQUEST, #ARGV, 10 do
+    local id, instance_id, replica_id, attempt, note, seen, returned, used, counts, turn =
+      unpack(ARGV, first, first + 9)
     local release = instance_id == '' and finish or prefill
     local request = release(id, note, seen == 'seen', instance_id, replica_id, attempt, returned, used, counts)
     replies[#replies + 1] = not request and 0
+    if turn ~= '' then
+      end_turn(turn, replica_id, request and request.instance_id or '')
+    end
     local instance = request and instances.read(request.instance_id)
     if instance then
       instance.version = instance.version + (last[instance.id] and 1 or 0) -- every release is a change
@@ -135,6 +148,8 @@ local function release_requests(at_ms)
   now_ms, lease, last, replies = at_ms, ARGV[2], {}, {}
   local is_done, failure = pcall(release_all)
   write_books(now_ms) -- in any case: the releases before one that failed are made
+  runs.tell({})
+  runs.write_runs()
   usage.write_usage(now_ms)
   for id, place in pairs(last) do
     instances.write(instances.read(id))

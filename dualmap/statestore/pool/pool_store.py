@@ -12,7 +12,7 @@ the caller plans it (``scheduling.queues.queue_order``) and commits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Final
@@ -22,6 +22,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import CommitReply, Grant
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import Counts, InstanceLoad
@@ -45,6 +46,7 @@ from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues, growth, listed
 from dualmap.statestore.pool.readable import UNREADABLE, checks_replies, count_from
 from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.runs import Runs, TurnStatus
 from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
 from dualmap.statestore.pool.stored_responses import StoredResponses
 from dualmap.statestore.pool.tiers import InstanceTierBooks
@@ -81,9 +83,10 @@ class PoolStore(Changes):
         self.allotments: Final = Allotments(keys, calls)
         self.kv_events: Final = KvClaims(keys, calls)
         self.tiers: Final = InstanceTierBooks(keys, calls)
+        self.runs: Final = Runs(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
-        self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release)
+        self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release, self.runs)
         self._placements = placements_of(keys.base, calls, MAX_KEY_BLOCKS)
         self.place: Final = self._placements.submit
         """Weigh, choose and reserve in one step; see ``scheduling.placing.placement``.
@@ -118,6 +121,14 @@ class PoolStore(Changes):
         status, found = await self._run("register_request", *words)
         admitted = PlaceStatus(status.decode())
         return admitted, placing.drawn_from(draws, found, admitted) if draws is not None and found else Drawn()
+
+    def admit(self, turns: Sequence[Turn], capacity_tokens: int) -> Awaitable[Sequence[TurnStatus]]:
+        """See ``Runs.admit``."""
+        return self.runs.admit(turns, capacity_tokens)
+
+    def on_turn(self, replica_id: str, deliver: Callable[[str], None]) -> None:
+        """See ``Runs.on_turn``."""
+        self.runs.on_turn(replica_id, deliver)
 
     @checks_replies
     async def queue_head(self, instance_id: str) -> QueueHead | None:
@@ -160,6 +171,7 @@ class PoolStore(Changes):
                     b"" if each.returned is None else each.returned.packed,
                     each.used,
                     codec.counts_of(each.used),
+                    "" if each.turn is None else f"{each.turn.output_tokens} {each.turn.key}",
                 )
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)

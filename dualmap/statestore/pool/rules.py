@@ -11,12 +11,15 @@ from typing import Any, Final
 from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
+from dualmap.scheduling.runs import admission
 from dualmap.scheduling.state.instance import overtaken_tokens, stalled_s
 from dualmap.scheduling.state.request import REPORTED_FIELDS, context_tokens_of, counts_of, growth_at_prefill
 from dualmap.statestore.pool.translated import Translation
 
 RULES: Final[tuple[Callable[..., Any], ...]] = (
     features_at, rank_s, overtaken_tokens, stalled_s, finds_memory, is_calm, context_tokens_of, load_time_s, is_dear,
+    admission.fits, admission.missing_tokens, admission.has_aged, admission.silent_since_ms, admission.waiting_rank,
+    admission.gives_way, admission.mean_service_with, admission.continues,
 )  # fmt: skip
 """Rules that scripts call under their own names."""
 COUNTING: Final = {"count": counts_of, "count_prefill": growth_at_prefill}

@@ -76,6 +76,19 @@ USAGE_LOST = 10_000
 USAGE_LOG = 100_000
 """Requests that are metered one by one: some megabytes. What they add up to stays for days."""
 
+MAX_RUNS = 65_536
+"""Runs that are remembered. The longest silent one is forgotten first."""
+MAX_BRANCHES = 64
+"""Agents and sub-agents of a run that are remembered."""
+MAX_WAITING_TURNS = 256
+"""Turns of one run that may wait."""
+MAX_CONTEXTS = 65_536
+"""Contexts that are remembered to know the run of a prompt by its content, per generation."""
+RUN_SAMPLES = 250
+"""Sampled prefixes by which the context that a prompt continues is looked for: those of its last 256,000 tokens."""
+FORGET_RUN_MS = 3_600_000
+"""A run that is silent for longer is forgotten, and what is left of it, whatever became of its turns."""
+
 LIBRARY_PREFIX: Final = "dualmap_"
 """The names of the fleet's libraries begin with it."""
 _REQUIRED = re.compile(r"\brequire\('([\w.]+)'\)")
@@ -257,6 +270,12 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "usage_log": USAGE_LOG,
         "queue_log": QUEUE_LOG,
         "usage_lost": USAGE_LOST,
+        "max_runs": MAX_RUNS,
+        "max_branches": MAX_BRANCHES,
+        "max_contexts": MAX_CONTEXTS,
+        "max_waiting_turns": MAX_WAITING_TURNS,
+        "run_samples": RUN_SAMPLES,
+        "forget_run_ms": FORGET_RUN_MS,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "kept": KEPT,
     }

@@ -19,6 +19,7 @@ import orjson
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.request.metering import used_by_lost
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import TurnEnd
 from dualmap.scheduling.scaling.scale_record import ScaleRecord
 from dualmap.scheduling.state.instance import Counts, InstanceSpec, Role
 from dualmap.scheduling.state.request import RequestState
@@ -32,6 +33,7 @@ from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
 from dualmap.statestore.pool.readable import checks_replies, count_from, is_readable, readable_texts
 from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.runs import Runs
 from dualmap.statestore.pool.schema import OLDEST_FIELD, SCHEMA_FIELD, PoolSchema
 from dualmap.statestore.pool.tiers import tiers_from
 from dualmap.statestore.pool.usage import day_of
@@ -74,6 +76,8 @@ _TYPES: Final = {
     **dict.fromkeys(("settings_history", "scaling_log"), b"list"),
     **dict.fromkeys(("arrivals", "samples", "usage_log"), b"stream"),
     "rebalance_wanted": b"zset",
+    **dict.fromkeys(("runs", "run_turns", "contexts_new", "contexts_old"), b"hash"),
+    **dict.fromkeys(("runs_seen", "runs_silent", "runs_waiting", "runs_on_time", "runs_latest", "runs_late"), b"zset"),
     "passed_on": b"zset",
 }
 _TYPES_OF_INSTANCES: Final = {
@@ -94,9 +98,10 @@ class Upkeep(Changes):
     """Repairs that a leader makes."""
 
     def __init__(
-        self, keys: PoolKeys, calls: Calls, views: Views, settings: RunningSettings, release: Releases
+        self, keys: PoolKeys, calls: Calls, views: Views, settings: RunningSettings, release: Releases, runs: Runs
     ) -> None:
         super().__init__(keys, calls)
+        self._runs = runs
         self._views = views
         self._settings = settings
         self._release = release
@@ -112,7 +117,7 @@ class Upkeep(Changes):
 
     @checks_replies
     async def reap(self, replica_id: str, *, fence: int) -> int:
-        """Finish every request of an expired replica, and forget it; returns how many. Atomic for
+        """Finish every request and every turn of an expired replica, and forget it; returns how many. Atomic for
         each request: a replica that comes back halfway keeps the rest, and one that is alive is left alone."""
         await self._make(Change(fence=fence))
         key, now_ms = self._keys.replicas, await self._calls.now_ms()
@@ -125,6 +130,8 @@ class Upkeep(Changes):
         left = [Release(each.request_id, replica_id=replica_id, used=used_by_lost(each, known)) for each in requests]
         # Releases are bound to the lease as it was read: a replica that renews it meanwhile keeps the rest.
         transitions = await self._release(left, lease=text)
+        turns = [TurnEnd(each, replica_id) for each in await self._runs.turns_of(replica_id)]
+        await self._release([Release("", replica_id=replica_id, turn=each) for each in turns], lease=text)
         await self._make(Change([("HDEL", key, replica_id)], ((key, replica_id, text),), fence))
         return sum(each.done for each in transitions)
 

@@ -91,9 +91,10 @@ class Life:
         max_tries: int = 3,
         budget: float = 100.0,
         room: WaitingRoom | None = None,
+        admit_runs: bool = False,
         **spec: object,
     ) -> None:
-        settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0)
+        settings = SchedulingSettings(policy="dualmap", max_hold_s=60.0, admit_runs=admit_runs)
         roles = {"a": Role.PREFILL, "b": Role.PREFILL, "d": Role.DECODE, "e": Role.DECODE} if split else {}
         members = tuple(member(name, role) for name, role in roles.items()) or tuple(map(member, "abc"))
         if room is not None:
@@ -182,6 +183,7 @@ def in_phase(phase: Phase) -> Life:
         decode_first=phase in (Phase.PAIRING, Phase.PAIRED),
         streams=phase is not Phase.PRESUMED,
         room=WaitingRoom(3, 60.0) if phase is Phase.AWAITING else None,
+        admit_runs=phase is Phase.PARKED,
     )
     match phase:
         case Phase.NEW:
@@ -189,7 +191,7 @@ def in_phase(phase: Phase) -> Life:
         case Phase.ADMITTING:
             suspect(life)
             life.on(Arrived())
-        case Phase.PLACING:
+        case Phase.PLACING | Phase.PARKED:
             life.on(Arrived())
         case Phase.AWAITING:
             life.on(Arrived())

@@ -23,6 +23,7 @@ from dualmap.scheduling.request.machine import (
     AwaitGrant,
     AwaitInstance,
     AwaitTrial,
+    AwaitTurn,
     CountRetry,
     DeadlinePassed,
     DecoderReserved,
@@ -56,6 +57,7 @@ from dualmap.scheduling.request.machine import (
     StartTimer,
     TrialOver,
     TurnedAway,
+    TurnGoes,
 )
 from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -63,6 +65,7 @@ from dualmap.scheduling.request.quarantine import SURVIVED_S
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.request.waiting_room import WaitingRoom
+from dualmap.scheduling.runs.turn import RunName, Turn, TurnEnd
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
@@ -111,8 +114,12 @@ def test_a_request_that_is_cancelled_in_any_phase_is_closed_and_releases_what_ma
 
     assert life.machine.phase is Phase.DONE
     assert life.names[-1] == "Close"
-    reserved = phase not in (Phase.NEW, Phase.ADMITTING, Phase.AWAITING)
+    reserved = phase not in (Phase.NEW, Phase.PARKED, Phase.ADMITTING, Phase.AWAITING)
     assert (("x", 1) in life.released) is reserved
+    if phase is Phase.PARKED:
+        (post,) = [effect for effect in life.effects if isinstance(effect, Post)]
+        assert post == Post(Release("x", replica_id="r", turn=TurnEnd("x", "r")), last=True)
+        return
     lasts = [effect.last for effect in life.effects if isinstance(effect, Post)]
     assert lasts == ([] if not reserved else [*[False] * (len(lasts) - 1), True]), "the last release is the last"
     decoded = phase in (Phase.PAIRING, Phase.PAIRED, Phase.STAGED, Phase.DECODING)
@@ -840,6 +847,7 @@ def test_a_request_that_is_passed_on_and_pinned_has_no_second_instance() -> None
 # what is not legal -----------------------------------------------------------------------------------------------
 EVENTS: tuple[Event, ...] = (
     Arrived(),
+    TurnGoes(),
     TrialOver(),
     Reserved(course_of(Life().placed()), member("a")),
     Registered(Drawn()),
@@ -1042,6 +1050,78 @@ def test_every_effect_but_sending_has_one_place_in_the_driver_of_a_replica() -> 
     carried_out = live_request._CARRIED_OUT.keys() | {Send}  # by the caller of the driver, who reads where to
     assert carried_out | live_request._ANSWERED.keys() == set(get_args(Effect))
     assert not live_request._CARRIED_OUT.keys() & live_request._ANSWERED.keys()
+
+
+# runs ------------------------------------------------------------------------------------------------------------
+NAME = RunName("run", "agent")
+
+
+def test_a_turn_waits_until_its_run_may_use_memory_and_its_last_release_ends_it() -> None:
+    life = Life(admit_runs=True, run=NAME)
+    life.on(Arrived())
+    assert life.effects == (AwaitTurn(Turn("x", "r", NAME, CHAIN, 4.0), 60.0),)
+
+    life.on(TurnGoes(), after_s=50.0)
+    life.reserve()
+    life.on(Sent())
+    life.on(FirstToken(), after_s=2.0)
+    life.on(Ended(Outcome.COMPLETED, Usage(output_tokens=9)))
+
+    assert life.machine.parked_s == 50.0
+    assert life.machine.on_time is False, "its client has waited"
+    assert life.machine.expected_ttft_s == 51.5
+    (last,) = [effect.release for effect in life.effects if isinstance(effect, Post) and effect.last]
+    assert (last.request_id, last.attempt, last.turn) == ("x", 1, TurnEnd("x", "r", 9))
+
+
+def test_the_hold_of_a_turn_begins_when_it_goes() -> None:
+    life = Life(admit_runs=True)
+    life.on(Arrived())
+    life.on(TurnGoes(), after_s=50.0)
+
+    life.on(Reserved(course_of(life.placed(held=True)), None))
+
+    hold = life.one(AwaitGrant)
+    assert isinstance(hold, AwaitGrant)
+    assert hold.within_s == 60.0
+
+
+def test_a_turn_keeps_its_name_in_the_ledger_when_its_request_is_renamed_or_tried_again() -> None:
+    life = Life(admit_runs=True)
+    life.on(Arrived())
+    life.on(TurnGoes())
+    life.on(NotPlaced(SearchFailed(duplicate=True)))
+    life.on(Renamed("y"))
+    life.reserve()
+    life.on(Sent())
+    life.on(Failed(CLOSED))
+    first = life.one(ReleaseFirst)
+    assert isinstance(first, ReleaseFirst)
+    assert [each.turn for each in first.releases] == [None]
+    life.reserve("b")
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    (last,) = [effect.release for effect in life.effects if isinstance(effect, Post) and effect.last]
+    assert (last.request_id, last.turn) == ("y", TurnEnd("x", "r"))
+
+
+def test_a_turn_that_waited_for_too_long_is_refused_and_ends() -> None:
+    life = Life(admit_runs=True)
+    life.on(Arrived())
+
+    life.on(TurnedAway(Refusal.HELD_TOO_LONG), after_s=60.0)
+
+    assert life.names == ["Post", "Close", "Refuse"]
+    assert life.machine.outcome is Outcome.TIMED_OUT
+
+
+def test_without_admission_of_runs_no_turn_is_entered() -> None:
+    life = Life(run=NAME)
+    life.on(Arrived())
+
+    assert life.machine.phase is Phase.PLACING
+    life.on(Ended(Outcome.CLIENT_GONE))
+    assert life.machine.turn is None
 
 
 # metering --------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_the_table_has_a_row_for_each_phase(machine: Machine) -> None:
 def test_the_table_says_where_the_inputs_of_a_phase_lead() -> None:
     rows = table(REQUEST).splitlines()[2:]
 
-    assert "| The request waits in the queue of an instance, and can be moved. | taken → **dispatched**;" in rows[4]
+    assert "| The request waits in the queue of an instance, and can be moved. | taken → **dispatched**;" in rows[5]
 
 
 def test_the_page_says_of_every_error_and_failure_of_inference_what_the_client_gets() -> None:

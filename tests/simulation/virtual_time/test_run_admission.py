@@ -12,6 +12,7 @@ from dualmap.simulation.virtual_time.simulate import Simulation, simulate
 from dualmap.simulation.workload.arrivals import Loop
 from dualmap.simulation.workload.sources import TraceSource
 
+ADMITS = SchedulingSettings(admit_runs=True)
 TRACE = TraceSource("tasks", 1000)
 
 
@@ -22,8 +23,8 @@ def fleet(kv_capacity_tokens: int, clients: int, seconds: float, instances: int 
 
 
 def with_and_without(scenario: Scenario) -> tuple[RunResult, RunResult]:
-    with_it, without = (simulate(TRACE.load(), replace(scenario, admits_runs=admits)) for admits in (True, False))
-    return with_it, without
+    admitted = simulate(TRACE.load(), replace(scenario, scheduling=ADMITS))
+    return admitted, simulate(TRACE.load(), scenario)
 
 
 def test_past_the_knee_fewer_runs_at_once_are_more_turns_and_more_hits() -> None:
@@ -44,7 +45,7 @@ def test_with_memory_to_spare_no_decision_changes() -> None:
 
 def test_no_turn_waits_for_ever_also_where_an_engine_dies() -> None:
     fault = EngineFault(30.0, "i001", down_for_s=5.0)
-    scenario = replace(fleet(100_000, clients=40, seconds=60.0, instances=2), admits_runs=True, faults=(fault,))
+    scenario = replace(fleet(100_000, clients=40, seconds=60.0, instances=2), scheduling=ADMITS, faults=(fault,))
 
     record = Simulation(TRACE.load(), scenario).run()
 
@@ -55,7 +56,7 @@ def test_no_turn_waits_for_ever_also_where_an_engine_dies() -> None:
 
 def test_the_turns_of_sub_agents_are_of_their_run() -> None:
     trace = TraceSource("agents", 600).load()
-    scenario = replace(fleet(kv_capacity_tokens=300_000, clients=8, seconds=60.0), admits_runs=True)
+    scenario = replace(fleet(kv_capacity_tokens=300_000, clients=8, seconds=60.0), scheduling=ADMITS)
 
     record = Simulation(trace, scenario).run()
 
@@ -67,4 +68,4 @@ def test_the_turns_of_sub_agents_are_of_their_run() -> None:
 def test_one_of_two_queues_before_the_placement() -> None:
     scenario = fleet(100_000, clients=10, seconds=10.0)
     with pytest.raises(ScenarioError, match="one of the two"):
-        replace(scenario, admits_runs=True, router_queue=RouterQueueRule.DYNAMO_FCFS)
+        replace(scenario, scheduling=ADMITS, router_queue=RouterQueueRule.DYNAMO_FCFS)

@@ -1,0 +1,110 @@
+"""A turn of a run, as its replica reports it to the store's ledger of runs."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY
+
+from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
+
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.values import documented, value
+
+
+@value
+class RunName:
+    """The names of a run that a turn has, as hashes of what its client sent and of its tenant; empty where it names
+    none."""
+
+    run: str = ""
+    branch: str = ""
+    """The agent or sub-agent of the run whose context the turn continues."""
+    parent: str = ""
+    """The run, or agent, that started it."""
+
+
+UNNAMED = RunName()
+
+
+def hashed_name(tenant: str, run: str, branch: str = "", parent: str = "") -> RunName:
+    """The name of a tenant's run. Another tenant's run of the same name is another one."""
+    scope = f"{tenant}\n{run}\n"
+    return RunName(
+        xxh3_128_hexdigest(scope.encode()),
+        xxh3_64_hexdigest(f"{scope}{branch}".encode()),
+        xxh3_64_hexdigest(f"{scope}{parent}".encode()) if parent else "",
+    )
+
+
+@value
+class Turn:
+    """A turn that has arrived."""
+
+    turn_id: str
+    replica_id: str
+    name: RunName
+    chain: Chain
+    """Its prompt."""
+    waits_s: float
+    """The time for which it may wait and be on time."""
+    tenant: str = ""
+
+    @property
+    def key(self) -> str:
+        return turn_key(self.replica_id, self.turn_id)
+
+
+@value
+class TurnEnd:
+    """A turn is over, however it went."""
+
+    turn_id: str
+    replica_id: str
+    output_tokens: int = 0
+
+    @property
+    def key(self) -> str:
+        return turn_key(self.replica_id, self.turn_id)
+
+
+def turn_key(replica_id: str, turn_id: str) -> str:
+    """The name of a turn in the ledger. Ids of replicas have no blank."""
+    return f"{replica_id} {turn_id}"
+
+
+@value
+class RunRecord:
+    """A run as the store keeps it."""
+
+    name: str
+    tenant: str = documented("tenant whose run it is; empty: none", default="")
+    parent: str = documented("run, or agent, that started it, as a hash; empty: none is known", default="")
+    _: KW_ONLY
+    home: str = documented("instance that its last turn was on", default="")
+    active: bool = documented("1 while its working set counts in the ledger", default=False)
+    tokens: int = documented("its working set: tokens of its last prompts and answers, less those it shares", default=0)
+    busy: int = documented("its turns that are in flight", default=0)
+    turns: int = documented("its turns that went", default=0)
+    output_tokens: int = documented("tokens of its answers", default=0)
+    service: float = documented("its attained service, token-seconds", default=0.0)
+    charged_ms: int = documented("time up to which its service is counted", default=0)
+    quantum_from: float = documented("its service when its quantum began", default=0.0)
+    interrupted: bool = documented("1 where it gave way by silence before it had its quantum", default=False)
+    begun_ms: int = documented("time of its first turn", default=0)
+    seen_ms: int = documented("time of its last sign of life", default=0)
+    latest_ms: int = documented("time by which a turn of it that waits must go to be on time", default=0)
+    parked_ms: int = documented("time that its turns have waited for memory, all together", default=0)
+    branches: int = 0
+    waiting: int = 0
+    """Its turns that wait."""
+    waits_since_ms: int = 0
+    """The time since which the longest of them waits; 0: none does."""
+
+    @property
+    def state(self) -> str:
+        """*parked*: a turn waits for memory; *active*: a turn is in flight; *at a tool*: none is, and its memory is
+        kept; *ended*: it gave its memory up, and may come back."""
+        if self.waiting:
+            return "parked"
+        if self.busy:
+            return "active"
+        return "at a tool" if self.active else "ended"

@@ -1,0 +1,488 @@
+-- The ledger of runs: which are active on the memory of the fleet, and which wait for a turn. The rules are those of
+-- scheduling/runs/admission.py.
+--
+-- A run is a hash with the fields of RunRecord (scheduling/runs/turn.py), and for each branch 'branch:NAME', which is
+-- its tokens, the tokens that it shares, when it was seen, and its turns in flight, and for each turn that waits
+-- 'waits:KEY', which is since when. A turn is a text in one hash: its state ('goes', 'waits', or 'first', where nothing
+-- names its run yet), run, branch, tokens of its prompt, tokens that it shares, and of its last full block the depth
+-- and the hash, and the sample that it is found by.
+local prefix_index = require('shared.prefix_index')
+local rules = require('rules')
+local ipairs, next, pairs, tonumber, unpack = ipairs, next, pairs, tonumber, unpack
+local call, find, floor, format, gsub = redis.call, string.find, math.floor, string.format, string.gsub
+local match, max, min, sort, sub = string.match, math.max, math.min, table.sort, string.sub
+
+local TEXTS = { tenant = true, parent = true, home = true }
+local NUMBERS = { 'active', 'tokens', 'busy', 'turns', 'output_tokens', 'service', 'charged_ms', 'quantum_from',
+  'interrupted', 'begun_ms', 'seen_ms', 'latest_ms', 'parked_ms' }
+local WAITS, GOES, REFUSED = 0, 1, 2 -- what becomes of a turn that arrives
+local MOST_AT_ONCE = 64 -- runs that one call lets go, or has give way
+
+-- Of the call: the figures of all runs, the runs that were read, by name, and the turns that go now, by key.
+local ledger, known, gone
+
+local function begin()
+  ledger, known, gone = nil, {}, {}
+end
+
+local function figures()
+  if not ledger then
+    ledger = {}
+    local names = { 'used_tokens', 'capacity_tokens', 'ended_runs', 'mean_service', 'waiting_turns' }
+    for place, text in ipairs(call('HMGET', keys.runs, unpack(names))) do
+      ledger[names[place]] = tonumber(text or 0) or 0
+    end
+  end
+  return ledger
+end
+
+local function new_run(name)
+  local run = { name = name, tenant = '', parent = '', home = '', branches = {}, waiting = {} }
+  for _, field in ipairs(NUMBERS) do
+    run[field] = 0
+  end
+  known[name] = run
+  return run
+end
+
+-- A run by its name; nil where none is known.
+local function read(name)
+  if known[name] == nil then
+    local flat = call('HGETALL', keys.run .. name)
+    known[name] = false
+    local run = flat[1] and new_run(name)
+    for place = 1, #flat, 2 do
+      local field, text = flat[place], flat[place + 1]
+      local kind, named = match(field, '^(%a+):(.+)$')
+      if kind == 'branch' then
+        local tokens, shared, seen_ms, busy = match(text, '^(%d+) (%d+) (%d+) (%d+)$')
+        run.branches[named] = { tokens = tonumber(tokens or 0), shared = tonumber(shared or 0),
+          seen_ms = tonumber(seen_ms or 0), busy = tonumber(busy or 0) }
+      elseif kind == 'waits' then
+        run.waiting[named] = tonumber(text) or 0
+      elseif TEXTS[field] then
+        run[field] = text
+      elseif run[field] then
+        run[field] = tonumber(text) or 0
+      end
+    end
+  end
+  return known[name] or nil
+end
+
+local function write(run)
+  local flat = {}
+  for field in pairs(TEXTS) do
+    flat[#flat + 1], flat[#flat + 2] = field, run[field]
+  end
+  for _, field in ipairs(NUMBERS) do
+    flat[#flat + 1], flat[#flat + 2] = field, format('%.17g', run[field])
+  end
+  for name, branch in pairs(run.branches) do
+    flat[#flat + 1] = 'branch:' .. name
+    flat[#flat + 1] = format('%d %d %d %d', branch.tokens, branch.shared, branch.seen_ms, branch.busy)
+  end
+  call('HSET', keys.run .. run.name, unpack(flat))
+  if run.active == 1 and run.busy == 0 then
+    call('ZADD', keys.runs_silent, run.seen_ms, run.name)
+  else
+    call('ZREM', keys.runs_silent, run.name)
+  end
+end
+
+-- Writes what the call changed.
+local function write_runs()
+  for _, run in pairs(known) do
+    if run then
+      write(run)
+    end
+  end
+  if ledger then
+    call('HSET', keys.runs, 'used_tokens', ledger.used_tokens, 'capacity_tokens', ledger.capacity_tokens,
+      'ended_runs', ledger.ended_runs, 'mean_service', format('%.17g', ledger.mean_service),
+      'waiting_turns', ledger.waiting_turns)
+  end
+end
+
+local function set_tokens(run, branch, tokens)
+  local grown = tokens - branch.tokens
+  branch.tokens, run.tokens = tokens, run.tokens + grown
+  if run.active == 1 then
+    ledger.used_tokens = ledger.used_tokens + grown
+  end
+end
+
+-- A sign of life of a run: it is charged for its memory until now.
+local function see(run, now_ms)
+  if run.active == 1 then
+    run.service = run.service + run.tokens * (now_ms - run.charged_ms) / 1000
+  end
+  run.charged_ms, run.seen_ms = now_ms, now_ms
+  call('ZADD', keys.runs_seen, now_ms, run.name)
+end
+
+local function activate(run, now_ms)
+  run.active, run.charged_ms, run.seen_ms = 1, now_ms, now_ms
+  if run.interrupted == 0 then
+    run.quantum_from = run.service
+  end
+  run.interrupted = 0
+  ledger.used_tokens = ledger.used_tokens + run.tokens
+end
+
+local function deactivate(run)
+  if run.active == 1 then
+    run.active, ledger.used_tokens = 0, ledger.used_tokens - run.tokens
+    call('ZREM', keys.runs_silent, run.name)
+  end
+end
+
+-- Lists a run that waits, by the times that its order depends on.
+local function list(run, since_ms, now_ms)
+  call('ZADD', keys.runs_waiting, 'NX', since_ms, run.name)
+  call('ZREM', keys.runs_late, run.name)
+  local late = run.latest_ms < now_ms
+  if not late then
+    call('ZADD', keys.runs_latest, run.latest_ms, run.name)
+  end
+  call('ZADD', late and keys.runs_late or keys.runs_on_time, rules.waiting_rank(run.service, run.interrupted),
+    run.name)
+end
+
+local function unlist(run)
+  for _, key in ipairs({ keys.runs_waiting, keys.runs_on_time, keys.runs_latest, keys.runs_late }) do
+    call('ZREM', key, run.name)
+  end
+  run.latest_ms = 0
+end
+
+-- The run that goes next, of those that wait; nil where none waits.
+local function first_waiting(now_ms)
+  local oldest = call('ZRANGE', keys.runs_waiting, 0, 0, 'WITHSCORES')
+  if not oldest[1] or rules.has_aged(tonumber(oldest[2]), now_ms) then
+    return oldest[1]
+  end
+  local late = call('ZRANGEBYSCORE', keys.runs_latest, '-inf', '(' .. now_ms, 'LIMIT', 0, MOST_AT_ONCE)
+  for _, name in ipairs(late) do
+    call('ZADD', keys.runs_late, call('ZSCORE', keys.runs_on_time, name) or 0, name)
+    call('ZREM', keys.runs_on_time, name)
+    call('ZREM', keys.runs_latest, name)
+  end
+  return call('ZRANGE', keys.runs_on_time, 0, 0)[1] or call('ZRANGE', keys.runs_late, 0, 0)[1]
+end
+
+local function fits(run)
+  return rules.fits(run.tokens, ledger.used_tokens, ledger.capacity_tokens)
+end
+
+-- Has silent runs give way, as far as that makes room for a run; false where it does not. Where there are more of them
+-- than one call looks at, these give way in any case, and a later call goes on.
+local function makes_room(run, now_ms)
+  if fits(run) then
+    return true
+  end
+  local missing = rules.missing_tokens(run.tokens, ledger.used_tokens, ledger.capacity_tokens)
+  local before_ms, left, silent = rules.silent_since_ms(now_ms), ledger.used_tokens, {}
+  local names = call('ZRANGEBYSCORE', keys.runs_silent, '-inf', '(' .. before_ms, 'LIMIT', 0, MOST_AT_ONCE)
+  for _, name in ipairs(names) do
+    local other = missing > 0 and read(name)
+    if other and other.active == 1 and other.busy == 0 and other.seen_ms < before_ms then
+      silent[#silent + 1] = other
+      missing, left = missing - other.tokens, left - other.tokens
+    end
+  end
+  local has_room = missing <= 0 or left <= 0
+  if not has_room and #names < MOST_AT_ONCE then
+    return false
+  end
+  for _, other in ipairs(silent) do
+    ledger.ended_runs = ledger.ended_runs + 1
+    ledger.mean_service = rules.mean_service_with(other.service, ledger.ended_runs, ledger.mean_service)
+    other.interrupted = 1
+    deactivate(other)
+  end
+  return has_room
+end
+
+local function send(run, key, text)
+  local name = match(text, '^%S+ %S+ (%S+)')
+  local branch = run.branches[name]
+  if branch then
+    branch.busy = branch.busy + 1
+  end
+  run.busy, run.turns = run.busy + 1, run.turns + 1
+  call('HSET', keys.run_turns, key, (gsub(text, '^%S+', 'goes')))
+  gone[key] = true
+end
+
+-- Lets those go that wait and may go now.
+local function let_go(now_ms)
+  for _ = 1, MOST_AT_ONCE do
+    local name = figures().waiting_turns > 0 and first_waiting(now_ms)
+    local run = name and read(name)
+    if name and not run then -- it was taken away by hand
+      unlist({ name = name })
+    elseif not run or not makes_room(run, now_ms) then
+      return
+    else
+      activate(run, now_ms)
+      unlist(run)
+      local turns = {}
+      for key in pairs(run.waiting) do
+        turns[#turns + 1] = key
+      end
+      sort(turns, function(one, other)
+        return run.waiting[one] < run.waiting[other] or (run.waiting[one] == run.waiting[other] and one < other)
+      end)
+      for _, key in ipairs(turns) do
+        run.parked_ms = run.parked_ms + now_ms - run.waiting[key]
+        run.waiting[key] = nil
+        call('HDEL', keys.run .. run.name, 'waits:' .. key)
+        ledger.waiting_turns = ledger.waiting_turns - 1
+        local text = call('HGET', keys.run_turns, key)
+        if text then
+          send(run, key, text)
+        end
+      end
+    end
+  end
+end
+
+-- Whether an active run, of which a turn has come, leaves its memory to one that waits.
+local function gives_way(run, now_ms)
+  if ledger.waiting_turns <= 0 or run.busy > 0 then
+    return false
+  end
+  local name = first_waiting(now_ms)
+  local first = name and read(name)
+  return first and not fits(first)
+    and rules.gives_way(run.service, run.quantum_from, ledger.ended_runs, ledger.mean_service, first.service)
+end
+
+-- Forgets a run, and whatever is left of it.
+local function forget(run)
+  deactivate(run)
+  for key in pairs(run.waiting) do
+    call('HDEL', keys.run_turns, key)
+    ledger.waiting_turns = ledger.waiting_turns - 1
+  end
+  unlist(run)
+  call('ZREM', keys.runs_seen, run.name)
+  call('DEL', keys.run .. run.name)
+  known[run.name] = false
+end
+
+-- Forgets the run that was silent for longest, where there are too many, or it was for too long.
+local function forget_oldest(now_ms)
+  local oldest = call('ZRANGE', keys.runs_seen, 0, 0, 'WITHSCORES')
+  local is_over = oldest[1] and tonumber(oldest[2]) < now_ms - terms.forget_run_ms
+  if is_over or call('ZCARD', keys.runs_seen) > terms.max_runs then
+    local run = read(oldest[1])
+    if not run then
+      call('ZREM', keys.runs_seen, oldest[1])
+    elseif is_over or (run.busy == 0 and not next(run.waiting)) then
+      forget(run)
+    end
+  end
+end
+
+local function hex(bytes)
+  return (gsub(bytes, '.', function(byte)
+    return format('%02x', string.byte(byte))
+  end))
+end
+
+local function hash_at(chain, depth)
+  return sub(chain, depth * 8 - 7, depth * 8)
+end
+
+-- The sampled prefixes of a chain, shallowest first, which later prompts that continue it have as well: one every
+-- stride blocks, and the first block.
+local function samples_of(chain, stride)
+  local blocks, samples, depths = #chain / 8, { hash_at(chain, 1) }, { 1 }
+  for depth = max(2, stride * max(1, floor(blocks / stride) - terms.run_samples)), blocks, stride do
+    samples[#samples + 1], depths[#depths + 1] = hash_at(chain, depth), depth
+  end
+  return samples, depths
+end
+
+-- The context that a prompt continues: the deepest that is known and that all of its full blocks begin with.
+local function context_of(turn, chain, samples)
+  local newer = call('HMGET', keys.contexts_new, unpack(samples))
+  local older = call('HMGET', keys.contexts_old, unpack(samples))
+  for place = #samples, 1, -1 do
+    local text = newer[place] or older[place]
+    local depth, tokens, output, shared, run, branch, hash = match(text or '',
+      '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (%x+)$')
+    if depth and hash == hex(hash_at(chain, tonumber(depth)))
+      and rules.continues(turn.tokens, tonumber(tokens), tonumber(output)) then
+      return { run = run, branch = branch, shared = tonumber(shared) }
+    end
+  end
+end
+
+local function keep_context(sample, text)
+  if call('HSET', keys.contexts_new, sample, text) > 0
+    and call('HLEN', keys.contexts_new) > terms.max_contexts then
+    call('RENAME', keys.contexts_new, keys.contexts_old)
+  end
+end
+
+-- Sub-agents that are done, and an agent that waits for its own, no longer count; the oldest of too many are forgotten.
+local function drop_silent_branches(run, now_ms)
+  local before_ms, branches, oldest, number = rules.silent_since_ms(now_ms), run.branches, nil, 0
+  local has_others = next(branches, (next(branches)))
+  for name, branch in pairs(branches) do
+    number = number + 1
+    if branch.busy == 0 and branch.seen_ms < before_ms and has_others then
+      set_tokens(run, branch, 0)
+    end
+    if branch.busy == 0 and (not oldest or branch.seen_ms < branches[oldest].seen_ms
+      or (branch.seen_ms == branches[oldest].seen_ms and name < oldest)) then
+      oldest = name
+    end
+  end
+  if number >= terms.max_branches and oldest then
+    set_tokens(run, branches[oldest], 0)
+    branches[oldest] = nil
+    call('HDEL', keys.run .. run.name, 'branch:' .. oldest)
+  end
+end
+
+-- Whose turn it is: the run and the branch, and the context that it continues. A named run that is known stands as it
+-- is; else content counts.
+local function named(turn, chain, samples)
+  local found = context_of(turn, chain, samples)
+  if turn.run ~= '' and (not found or found.run == turn.run or read(turn.run)) then
+    return turn.run, turn.branch, found and found.run == turn.run and found or nil
+  elseif not found then
+    return nil, nil, nil
+  end
+  local run = read(found.run)
+  local branch = run and run.branches[found.branch]
+  if branch and branch.busy > 0 then -- a fork
+    return found.run, turn.branch ~= '' and turn.branch or hex(sub(chain, -8)), nil
+  end
+  return found.run, found.branch, found
+end
+
+local function number_of(entries)
+  local number = 0
+  for _ in pairs(entries) do
+    number = number + 1
+  end
+  return number
+end
+
+-- A turn has come; returns GOES where it goes at once. One that was reported before stays as it is.
+local function arrive(turn, chain, now_ms)
+  local key = turn.replica_id .. ' ' .. turn.id
+  local former = call('HGET', keys.run_turns, key)
+  if former then
+    return find(former, '^waits ') and WAITS or GOES
+  end
+  forget_oldest(now_ms)
+  local blocks = #chain / 8
+  local samples, depths = samples_of(chain, turn.stride)
+  local name, branch_name, found = named(turn, chain, samples)
+  local _, deepest = prefix_index.find_holder(samples)
+  local shared = found and found.shared or deepest and min(turn.tokens, depths[deepest] * turn.block_tokens) or 0
+  local last = hex(sub(chain, -8))
+  local rest = format(' %d %d %d %s %s', turn.tokens, shared, blocks, last, hex(samples[#samples]))
+  if not name then -- nothing names it: it counts from its second turn on
+    call('HSET', keys.run_turns, key, 'first ' .. last .. ' ' .. last .. rest)
+    return GOES
+  end
+  local run = read(name)
+  if not run then
+    run = new_run(name)
+    run.begun_ms, run.tenant, run.parent = now_ms, turn.tenant, turn.parent
+  end
+  see(run, now_ms)
+  drop_silent_branches(run, now_ms)
+  local branch = run.branches[branch_name]
+  if not branch then
+    branch = { tokens = 0, shared = shared, seen_ms = now_ms, busy = 0 }
+    run.branches[branch_name] = branch
+  end
+  branch.seen_ms = now_ms
+  set_tokens(run, branch, max(0, turn.tokens - branch.shared))
+  local text = format('waits %s %s', name, branch_name) .. rest
+  if run.active == 1 and not gives_way(run, now_ms) then
+    send(run, key, text)
+    return GOES
+  elseif number_of(run.waiting) >= terms.max_waiting_turns then
+    return REFUSED
+  end
+  deactivate(run)
+  call('HSET', keys.run_turns, key, text)
+  call('HSET', keys.run .. name, 'waits:' .. key, now_ms)
+  run.waiting[key], ledger.waiting_turns = now_ms, ledger.waiting_turns + 1
+  run.latest_ms = max(run.latest_ms, now_ms + turn.waits_ms)
+  list(run, now_ms, now_ms)
+  let_go(now_ms)
+  return gone[key] and GOES or WAITS
+end
+
+-- A turn is over, however it went; instance_id is the one that it was on, or ''.
+local function finish(key, output_tokens, instance_id, now_ms)
+  local text = call('HGET', keys.run_turns, key)
+  local state, name, branch_name, tokens, shared, blocks, last, sample = match(text or '',
+    '^(%S+) (%S+) (%S+) (%d+) (%d+) (%d+) (%x+) (%x+)$')
+  call('HDEL', keys.run_turns, key)
+  if not state then
+    return
+  end
+  figures()
+  if instance_id ~= '' and state ~= 'waits' then
+    keep_context(gsub(sample, '%x%x', function(byte)
+      return string.char(tonumber(byte, 16))
+    end), format('%d %d %d %d %s %s %s', blocks, tokens, output_tokens, shared, name, branch_name, last))
+  end
+  local run = state ~= 'first' and read(name)
+  if not run then
+    return
+  end
+  see(run, now_ms)
+  if run.waiting[key] then
+    run.waiting[key] = nil
+    call('HDEL', keys.run .. name, 'waits:' .. key)
+    ledger.waiting_turns = ledger.waiting_turns - 1
+    if not next(run.waiting) then
+      unlist(run)
+    end
+  else
+    local branch = run.branches[branch_name]
+    run.busy = max(0, run.busy - 1)
+    run.output_tokens = run.output_tokens + output_tokens
+    run.home = instance_id ~= '' and instance_id or run.home
+    if branch then
+      branch.seen_ms, branch.busy = now_ms, max(0, branch.busy - 1)
+      set_tokens(run, branch, branch.tokens + output_tokens)
+    end
+  end
+  let_go(now_ms)
+end
+
+-- Tells the replicas of turns that go now, but for those of this call.
+local function tell(replied)
+  for key in pairs(gone) do
+    if not replied[key] then
+      local replica_id, turn_id = match(key, '^(%S+) (.+)$')
+      call('PUBLISH', keys.turns .. replica_id, turn_id)
+    end
+  end
+end
+
+return {
+  begin = begin,
+  figures = figures,
+  arrive = arrive,
+  finish = finish,
+  let_go = let_go,
+  tell = tell,
+  write_runs = write_runs,
+  goes = function(key)
+    return gone[key] and GOES
+  end,
+}

@@ -1,0 +1,142 @@
+"""The ledger of a pool's runs: turns that may go, and those that wait for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import orjson
+
+from dualmap.scheduling.prompts.chain import SAMPLE_TOKENS
+from dualmap.scheduling.runs.turn import RunRecord, Turn
+from dualmap.scheduling.values import value
+from dualmap.statestore.pool.calls import Argument
+from dualmap.statestore.pool.changes import Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.readable import checks_replies, count_from
+from dualmap.statestore.records import pack_chain
+
+MAX_TURNS: Final = 32
+"""Most turns in one script call: a script stops everything else."""
+_COUNTS: Final = ("used_tokens", "capacity_tokens", "waiting_turns", "ended_runs")
+_SHOWN: Final = 1000
+"""Runs that are read for people at most, those that were seen last."""
+
+
+class TurnStatus(IntEnum):
+    """What becomes of a turn."""
+
+    WAITS = 0
+    GOES = 1
+    REFUSED = 2
+    """Too many turns of its run wait already."""
+
+
+@value
+class RunLedger:
+    """The figures of a pool's runs."""
+
+    used_tokens: int
+    """Tokens of the working sets of active runs."""
+    capacity_tokens: int
+    """KV memory of the instances, as last reported by a replica."""
+    waiting_turns: int
+    ended_runs: int
+    """Runs that gave way by silence."""
+    mean_service: float
+    """Mean service of these, token-seconds."""
+    runs: tuple[RunRecord, ...]
+    """Those that were seen last, the last one first."""
+    now_ms: int
+
+
+class Runs(Changes):
+    """The calls about runs."""
+
+    @checks_replies
+    async def admit(self, turns: Sequence[Turn], capacity_tokens: int) -> list[TurnStatus]:
+        """Enter turns, and return for each whether it goes. A repetition changes nothing, and reports the turn as it
+        is; one that the store has lost is entered again. Each turn that goes later is announced to its replica
+        (``on_turn``). A turn is over by a release that names it (``PoolStore.release``)."""
+        found: list[TurnStatus] = []
+        for first in range(0, len(turns), MAX_TURNS):
+            words: list[Argument] = [capacity_tokens]
+            for turn in turns[first : first + MAX_TURNS]:
+                words += (orjson.dumps(_about(turn)), pack_chain(turn.chain.hashes))
+            found += map(TurnStatus, await self._run("admit_turns", *words))
+        return found
+
+    def on_turn(self, replica_id: str, deliver: Callable[[str], None]) -> None:
+        """Have ``deliver`` called with the id of each turn of a replica that goes after it has waited. Some calls may
+        be lost with a connection; ``admit`` is authoritative."""
+        self._calls.listen(self._keys.turns(replica_id), lambda text: deliver(text.decode(errors="replace")))
+
+    async def turns_of(self, replica_id: str) -> list[str]:
+        """The ids of the turns of a replica that are not over."""
+        keys: Sequence[bytes] = await self._calls.command("HKEYS", self._keys.run_turns)
+        own = f"{replica_id} ".encode()
+        return [key.removeprefix(own).decode(errors="replace") for key in keys if key.startswith(own)]
+
+    @checks_replies
+    async def ledger(self) -> RunLedger:
+        """The figures of all runs, and those runs that were seen last; for people."""
+        keys = self._keys
+        figures, names = await self._calls.together(
+            [("HGETALL", keys.runs), ("ZREVRANGE", keys.runs_seen, 0, _SHOWN - 1)]
+        )
+        now_ms = await self._calls.now_ms()
+        found = await self._calls.together([("HGETALL", keys.run(name.decode())) for name in names]) if names else []
+        known = {name.decode(): text for name, text in pairs_from(figures).items()}
+        runs = [_run_from(name.decode(), pairs_from(flat)) for name, flat in zip(names, found, strict=True) if flat]
+        used, capacity, waiting, ended = [count_from(known.get(name, b"0")) for name in _COUNTS]
+        mean_service = float(known.get("mean_service", b"0"))
+        return RunLedger(used, capacity, waiting, ended, mean_service, tuple(runs), now_ms)
+
+
+def _about(turn: Turn) -> dict[str, Any]:
+    name, chain = turn.name, turn.chain
+    return {
+        "id": turn.turn_id,
+        "replica_id": turn.replica_id,
+        "run": name.run,
+        "branch": name.branch or name.run,
+        "parent": name.parent,
+        "tenant": turn.tenant,
+        "tokens": chain.prompt_tokens,
+        "waits_ms": round(turn.waits_s * 1000),
+        "stride": SAMPLE_TOKENS // chain.block_tokens or 1,
+        "block_tokens": chain.block_tokens,
+    }
+
+
+def _run_from(name: str, fields: dict[bytes, bytes]) -> RunRecord:
+    texts = {each.decode(errors="replace"): text.decode(errors="replace") for each, text in fields.items()}
+    waits = [int(text) for each, text in texts.items() if each.startswith("waits:")]
+    branches = sum(each.startswith("branch:") for each in texts)
+
+    def number(field: str) -> float:
+        return float(texts.get(field, 0))
+
+    return RunRecord(
+        name,
+        tenant=texts.get("tenant", ""),
+        parent=texts.get("parent", ""),
+        home=texts.get("home", ""),
+        active=bool(number("active")),
+        tokens=int(number("tokens")),
+        busy=int(number("busy")),
+        turns=int(number("turns")),
+        output_tokens=int(number("output_tokens")),
+        service=number("service"),
+        charged_ms=int(number("charged_ms")),
+        quantum_from=number("quantum_from"),
+        interrupted=bool(number("interrupted")),
+        begun_ms=int(number("begun_ms")),
+        seen_ms=int(number("seen_ms")),
+        latest_ms=int(number("latest_ms")),
+        parked_ms=int(number("parked_ms")),
+        branches=branches,
+        waiting=len(waits),
+        waits_since_ms=min(waits, default=0),
+    )
