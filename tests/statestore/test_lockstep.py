@@ -31,6 +31,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan, plan_queue
 from dualmap.scheduling.request.metering import KEPT
+from dualmap.scheduling.runs.turn import RunName, Turn, TurnEnd
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState, Role
@@ -47,6 +48,7 @@ from dualmap.statestore.memory.sorted_set import SortedSet
 from dualmap.statestore.pool import PoolStore, scripts
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.codec import CONFIRMED_STAMP, pairs_from
+from dualmap.statestore.pool.runs import TurnStatus
 from dualmap.statestore.records import pack_chain
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -102,6 +104,8 @@ WANTED = {
     "weighed",
     "loaded",
     "allotted",
+    "turn goes",
+    "turn waits",
 }
 """What traffic has to have led to before it proves anything."""
 ROOMY = {"role": Role.MIXED, "max_queued_requests": 4, "max_running_requests": 6}
@@ -111,6 +115,9 @@ ROOMY = {"role": Role.MIXED, "max_queued_requests": 4, "max_running_requests": 6
 def bounds_that_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 5)
     monkeypatch.setattr(scripts, "WINDOW_REQUESTS", 100)
+    monkeypatch.setattr(scripts, "MAX_RUNS", 8)
+    monkeypatch.setattr(scripts, "MAX_BRANCHES", 3)
+    monkeypatch.setattr(scripts, "MAX_CONTEXTS", 4)
 
 
 class Twins:
@@ -166,6 +173,7 @@ class Twins:
         await self.both(lambda pool: pool.overview())
         await self.both(lambda pool: pool.membership())
         await self.both(lambda pool: pool.kv_events.records())
+        await self.both(lambda pool: pool.runs.ledger())
         await assert_sums_hold(self.redis)
         for name in (await self.redis.membership()).instances:
             await self.both(lambda pool, name=name: pool.queues.queue(name))
@@ -258,6 +266,8 @@ class Traffic:
         self.stall_from_s = scheduling.decode_stall_s
         self.fence = 0
         self.number = 0
+        self.turns: list[Turn] = []
+        """The last turns."""
         self.calls: dict[Callable[[], Awaitable[object]], int] = {
             self.arrive: 36,
             self.pass_time: 14,
@@ -282,6 +292,8 @@ class Traffic:
             self.allot: 1,
             self.kv_events: 8,
             self.tiers: 2,
+            self.admit_turns: 12,
+            self.end_turn: 10,
         }
 
     async def step(self) -> None:
@@ -430,6 +442,38 @@ class Traffic:
     async def observe(self) -> None:
         named, request_chain = self.rng.sample(INSTANCES, 3), self.rng.choice(CHAINS)
         await self.twins.both(lambda pool: pool.observe(named, request_chain))
+
+    # runs ----------------------------------------------------------------------------------------------------
+    async def admit_turns(self) -> None:
+        """New turns and repeated ones, of few runs, with names or without, on the memory of few of them."""
+        rng, turns = self.rng, []
+        for _ in range(rng.randrange(1, 4)):
+            if self.turns and rng.random() < 0.3:
+                turns.append(rng.choice(self.turns))
+                continue
+            self.number += 1
+            run = rng.choice(("", "one", "two", "three", "four", f"new{self.number}"))
+            name = RunName(run, rng.choice(("", "sub1", "sub2")) if run else "", rng.choice(("", "parent")))
+            waits_s = rng.choice((0.0, 0.3, 1000.0))
+            turns.append(
+                Turn(
+                    f"r{self.number}", rng.choice(REPLICAS), name, rng.choice(CHAINS), waits_s, rng.choice(("", "acme"))
+                )
+            )
+        self.turns = [*self.turns, *turns][-20:]
+        capacity_tokens = rng.choice((900, 900, 2000))
+        statuses = await self.twins.both(lambda pool: pool.runs.admit(turns, capacity_tokens))
+        self.seen.update(f"turn {status.name.lower()}" for status in statuses)
+        for turn, status in zip(turns, statuses, strict=True):
+            if status is TurnStatus.GOES and rng.random() < 0.5:
+                await self.arrive(request_id=turn.turn_id, replica_id=turn.replica_id, chain=turn.chain)
+
+    async def end_turn(self) -> None:
+        if self.turns:
+            turn, rng = self.rng.choice(self.turns), self.rng
+            over = TurnEnd(turn.turn_id, turn.replica_id, rng.choice((0, 20, 300)))
+            await self.twins.both(lambda pool: finish(pool, turn.turn_id, replica_id=turn.replica_id, turn=over))
+            await self.twins.both(lambda pool: pool.runs.turns_of(turn.replica_id))
 
     # queues --------------------------------------------------------------------------------------------------
     async def plan(self) -> None:

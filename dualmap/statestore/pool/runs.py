@@ -73,10 +73,10 @@ class Runs(Changes):
         self._calls.listen(self._keys.turns(replica_id), lambda text: deliver(text.decode(errors="replace")))
 
     async def turns_of(self, replica_id: str) -> list[str]:
-        """The ids of the turns of a replica that are not over."""
+        """The ids of the turns of a replica that are not over, sorted."""
         keys: Sequence[bytes] = await self._calls.command("HKEYS", self._keys.run_turns)
         own = f"{replica_id} ".encode()
-        return [key.removeprefix(own).decode(errors="replace") for key in keys if key.startswith(own)]
+        return sorted(key.removeprefix(own).decode(errors="replace") for key in keys if key.startswith(own))
 
     @checks_replies
     async def ledger(self) -> RunLedger:
