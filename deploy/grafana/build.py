@@ -68,6 +68,7 @@ DASHBOARDS: dict[str, list[Panel]] = {
             {
                 "held {{pool}}": f"sum by (pool) (max by (pool, instance) (dualmap_instance_queued_requests{{{POOL}}}))",
                 "overdue {{pool}}": f"sum by (pool) (dualmap_overdue_requests{{{POOL}}})",
+                "parked {{pool}}": f"sum by (pool) (dualmap_parked_turns{{{POOL}}})",
             },
         ),
         ("Time to first token", "", "s", quantiles("dualmap_ttft_seconds")),

@@ -100,6 +100,11 @@ def rendered(found: dict[str, Any]) -> RenderableType:
     if found.get("tenant"):  # a replica of another version may not know it
         parts.append(f"  Tenant {found['tenant']}, by its key {found['key']}")
         parts += [f"    {limit}" for limit in found["limits"]]
+    if found.get("parked_s") is not None:  # a replica of another version may not know it
+        of_run = (
+            f"run {found['run'][:12]}, named by {found['run_named_by']}" if found["run"] else "a run without a name"
+        )
+        parts.append(f"  Turn of {of_run}: waited {found['parked_s']:.3f} s for memory")
     if found.get("priority_class"):
         parts.append(f"  Class {found['priority_class']}, band {found['band']}")
     if found.get("share"):

@@ -15,7 +15,8 @@ from dualmap.cli.settings import Settings
 from dualmap.simulation.figures.terminal import terminal
 
 _COLUMNS = (
-    "run", "tenant", "state", "home", "agents", "turns", "context", "output", "waits s", "waited s", "seen s ago",
+    "run", "tenant", "state", "home", "agents", "turns", "context", "output", "waits s", "waited s", "prefill s",
+    "decode s", "tools s", "seen s ago",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def runs_table(found: dict[str, Any]) -> Group:
         table.add_row(
             each["run"][:12], each["tenant"], each["state"], each["home"],
             str(each["agents"]), str(each["turns"]), f"{each['context_tokens']:,}", f"{each['output_tokens']:,}",
-            f"{each['waits_s']:.1f}" if each["waits_s"] else "", f"{each['waited_s']:.1f}", f"{each['seen_s_ago']:.1f}",
+            f"{each['waits_s']:.1f}" if each["waits_s"] else "",
+            *(f"{each[name]:.1f}" for name in ("waited_s", "prefill_s", "decode_s", "tools_s", "seen_s_ago")),
         )  # fmt: skip
     return Group(Text(said), table)

@@ -289,6 +289,20 @@ async def test_however_many_silent_runs_there_are_they_give_way_to_one_that_wait
     assert goes == [waits]
 
 
+async def test_a_run_says_where_its_time_went(fleet: Fleet) -> None:
+    await fleet.turn("first", FITS, 0.0)
+    turn_id, _ = await fleet.arrives("a", FITS, 1.0)
+    assert await fleet.due(11.0) == [turn_id]
+    fleet.at(16.0)
+    over = TurnEnd(turn_id, "one", 7, 2000, 3000)
+    await fleet.pool.release([Release("", replica_id="one", turn=over)])
+
+    await fleet.arrives("a", FITS, 20.0)
+
+    run = await fleet.run("a")
+    assert (run.parked_ms, run.prefill_ms, run.decode_ms, run.tool_ms) == (10_000, 2000, 3000, 4000)
+
+
 async def test_a_repeated_turn_counts_once_and_one_that_the_store_lost_is_entered_again(fleet: Fleet) -> None:
     turn_id, _ = await fleet.arrives("a", 300, 0.0)
     turn = Turn(turn_id, "one", RunName("a"), Chain((1,), BLOCK_TOKENS, 300), 5.0)

@@ -99,6 +99,9 @@ def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
         "service_token_s": round(run.service),
         "waits_s": waits_ms / 1000,
         "waited_s": (run.parked_ms + waits_ms) / 1000,
+        "prefill_s": run.prefill_ms / 1000,
+        "decode_s": run.decode_ms / 1000,
+        "tools_s": run.tool_ms / 1000,
         "begun_s_ago": (now_ms - run.begun_ms) / 1000,
         "seen_s_ago": (now_ms - run.seen_ms) / 1000,
     }

@@ -211,7 +211,13 @@ class Forwarding:
             if placed.machine.is_evictable:
                 placed.on_evict = self._evict
         self.sender = Sender(
-            request, inference_request, placed.request_id, plane, placed.pool.loss_notifier, self._deadline_s
+            request,
+            inference_request,
+            placed.request_id,
+            plane,
+            placed.pool.loss_notifier,
+            self._deadline_s,
+            run=placed.machine.spec.run.run,
         )
 
     async def run(self) -> None:

@@ -127,10 +127,12 @@ def fields_for_instance(
     http_10: bool = False,
     trace: TraceContext | None = None,
     has_connection: bool = True,
+    run: str = "",
 ) -> bytes:
     """The client's fields that go to the instance, as bytes; the same for every try. With ``trace`` the instance
     finds the request's own span as its parent; with ``keep_transfers`` it gets what sidecars read; with
-    ``has_connection`` there may be a ``Connection`` among them.
+    ``has_connection`` there may be a ``Connection`` among them. ``run`` is the name that the instance gets as vLLM's
+    own ``X-Session-ID``, in place of the client's; empty: the client's own is left alone.
 
     ``Via`` names the protocol by which they came, after earlier proxies (RFC 9110 section 7.6.3).
     """
@@ -144,6 +146,9 @@ def fields_for_instance(
     if trace is not None:
         dropped = dropped | {trace_context.FIELD} if tokens or keep_transfers else _TRACED[dropped]
         via += b"%b: %b\r\n" % (trace_context.FIELD, trace.to_header())
+    if run:
+        dropped = dropped | {b"x-session-id"}
+        via += b"x-session-id: %b\r\n" % run.encode()
     return b"\r\n".join([*[_FIELD.join(field) for field in fields if field[0] not in dropped], via])
 
 

@@ -76,7 +76,10 @@ class Sender:
         plane: DataPlane,
         loss_notifier: InstanceLossNotifier,
         deadline_s: float,
+        *,
+        run: str = "",
     ) -> None:
+        """``run`` is the name of the run whose turn it is, for the instance."""
         self._request = request
         self._request_id = request_id
         self._plane = plane
@@ -91,6 +94,7 @@ class Sender:
             http_10=request.http_10,
             trace=inference_request.trace,
             has_connection=request.get(b"connection") is not None,
+            run=run,
         )
         if plane.upstream_authorization is not None:
             self._fields += b"authorization: %b\r\n" % plane.upstream_authorization

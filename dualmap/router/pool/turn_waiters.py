@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from dualmap.router.pool.grant_waiters import TurnedAwayError
+from dualmap.router.telemetry.metrics import PoolMetrics
 from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.request.machine import Refusal
@@ -28,17 +29,20 @@ class TurnWaiters:
     """The turns of one pool on one replica that wait."""
 
     def __init__(
-        self, pool: ReplicaPool, view: Callable[[], ClusterView], *, clock: Clock, call_later: CallLater
+        self,
+        pool: ReplicaPool,
+        view: Callable[[], ClusterView],
+        metrics: PoolMetrics,
+        *,
+        clock: Clock,
+        call_later: CallLater,
     ) -> None:
         self._pool = pool
+        self._metrics = metrics
         self._view = view
         self._clock = clock
         self._call_later = call_later
         self._waiting: dict[str, tuple[Turn, asyncio.Future[None]]] = {}
-
-    @property
-    def parked_turns(self) -> int:
-        return len(self._waiting)
 
     async def wait(self, turn: Turn, within_s: float) -> None:
         """Enter a turn in the ledger of runs, and wait until it goes. The caller must release it in any case, as a part
@@ -57,10 +61,14 @@ class TurnWaiters:
                 raise TurnedAwayError(Refusal.TOO_MANY_TURNS)
             if status is TurnStatus.WAITS:
                 timer = self._call_later(within_s, lambda: self._turn_away(turn.turn_id))
+                self._metrics.parked.value += 1
+                since_s = self._clock.monotonic_s()
                 await future
+                self._metrics.parked_s.observe(self._clock.monotonic_s() - since_s)
         finally:
             if timer is not None:
                 timer.cancel()
+                self._metrics.parked.value -= 1
             del self._waiting[turn.turn_id]
 
     def _capacity_tokens(self) -> int:

@@ -399,7 +399,7 @@ def _served_pool(
         view=view,
         loss_notifier=loss_notifier,
         grant_waiters=waiters,
-        turn_waiters=TurnWaiters(shared, lambda: view.view, clock=clock, call_later=context.call_later),
+        turn_waiters=TurnWaiters(shared, lambda: view.view, metrics, clock=clock, call_later=context.call_later),
         instance_waiters=InstanceWaiters(view, clock=clock, call_later=context.call_later),
         fleet=fleet,
         planner=planner,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import KW_ONLY, asdict, field, fields
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -229,6 +229,14 @@ class Detours:
     prefilled_s: float | None = None
     """The age of the request when the prefill leg had answered."""
     decode: DecodeLeg | None = None
+    _: KW_ONLY
+    run: str = ""
+    """The run whose turn it was, as a hash of its name; empty: runs do not wait in this pool, or its client named none.
+    """
+    run_named_by: str = ""
+    """The field by which its client named the run; empty: it named none."""
+    parked_s: float | None = None
+    """Time that the turn waited for memory; None: it was not admitted as a turn."""
 
 
 _NO_DETOURS: Final = Detours()
@@ -288,6 +296,9 @@ class Explanation:
             "failed_after_s": detours.failed_after_s,
             "continued": detours.continued,
             "limits": detours.limits,
+            "run": detours.run,
+            "run_named_by": detours.run_named_by,
+            "parked_s": detours.parked_s,
             "band": class_band(terms.class_rank) + (0 if standing is None else standing.level),
             "share": "" if standing is None else _share_told(self, standing),
             "decode": None if decode is None or decode.placed_s is None else _decode_told(decode),
@@ -337,8 +348,9 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
         model = spec.model
     asked = Asked(machine.request_id, model, pool.settings.name, request.client, tenant, key)
     usage, detours = machine.usage or _NO_USAGE, _NO_DETOURS
-    if machine.failures or machine.leg is _PREFILL or (drawn is not None and drawn.unmet is not None):
-        detours = _detours(machine)
+    is_plain = machine.turn is None and not machine.failures and machine.leg is not _PREFILL
+    if not is_plain or (drawn is not None and drawn.unmet is not None):
+        detours = _detours(machine, "" if request.run is None else request.run.field, now_s)
     if chain is None:
         # The tokens of a request that was passed on are known by report alone.
         return Explanation(
@@ -388,7 +400,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     )
 
 
-def _detours(machine: RequestMachine) -> Detours:
+def _detours(machine: RequestMachine, run_named_by: str, now_s: float) -> Detours:
     failures, decode, chain = machine.failures, machine.decode, machine.spec.chain
     leg = None
     if decode is not None and chain is not None:
@@ -402,6 +414,9 @@ def _detours(machine: RequestMachine) -> Detours:
         machine.leg is _PREFILL,
         machine.prefilled_s,
         leg,
+        run="" if machine.turn is None else machine.turn.name.run,
+        run_named_by=run_named_by,
+        parked_s=None if machine.turn is None else machine.parked_so_far_s(now_s),
     )
 
 
@@ -452,7 +467,7 @@ def _unpacked(packed: bytes) -> Explanation:
     *_, standing = terms
     *_, usage = answer
     prompt[-1] = HashKey(*prompt[-1])
-    failures, failed_after_s, continued, limits, is_split, prefilled_s, leg = detours
+    failures, failed_after_s, continued, limits, is_split, prefilled_s, leg, run, run_named_by, parked_s = detours
     terms[-1], answer[-1] = standing and Standing(*standing), Usage(*usage)
     if leg is not None:
         leg[2] = tuple([_round(*each) for each in leg[2]])
@@ -472,6 +487,9 @@ def _unpacked(packed: bytes) -> Explanation:
             is_split,
             prefilled_s,
             leg,
+            run=run,
+            run_named_by=run_named_by,
+            parked_s=parked_s,
         ),
     )
 

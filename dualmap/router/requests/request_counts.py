@@ -24,7 +24,7 @@ def count_placed(course: SearchCourse, machine: RequestMachine, metrics: PoolMet
     if course.stale_rounds:
         metrics.stale.inc(course.stale_rounds)
     if machine.tries <= 1 and machine.placed_s is not None and machine.awaits_since_s is None:
-        metrics.decision_s.observe(machine.placed_s)
+        metrics.decision_s.observe(machine.placed_s - machine.parked_s)
     if machine.grant is None and machine.phase in ON_AN_INSTANCE:
         metrics.hold_s.observe(machine.held_s)
 

@@ -116,6 +116,8 @@ class PoolMetrics:
         self.output_tokens = metrics.output_tokens.labels(pool)
         self.hold_s = metrics.hold_s.labels(pool)
         self.decision_s = metrics.decision_s.labels(pool)
+        self.parked_s = metrics.parked_s.labels(pool)
+        self.parked = metrics.parked.labels(pool)
         self.slo_met = metrics.slo.labels(pool, "met")
         self.slo_missed = metrics.slo.labels(pool, "missed")
         self.not_on_time = {why: metrics.not_on_time.labels(pool, why) for why in NOT_ON_TIME}
@@ -335,6 +337,11 @@ class RouterMetrics:
         self.decision_s = make.histogram(
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
         )
+        self.parked_s = make.histogram(
+            "dualmap_parked_seconds", "Time that a turn of an agent's run waited for memory", "pool",
+            bounds=WAIT_BOUNDS_S,
+        )  # fmt: skip
+        self.parked = make.gauge("dualmap_parked_turns", "Turns of agents' runs that wait for memory", "pool")
         self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
         self.relayed_chunks = make.counter(
             "dualmap_relayed_chunks",

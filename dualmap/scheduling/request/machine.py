@@ -1062,6 +1062,10 @@ class RequestMachine:
         expected = self.spec.expected_output_tokens
         return max(1, expected - self.sent_tokens) if self.sent_tokens else expected
 
+    def parked_so_far_s(self, now_s: float) -> float:
+        """Time that the turn waited for memory so far."""
+        return self.age_s(now_s) if self.phase is Phase.PARKED else self.parked_s
+
     def held_so_far_s(self, now_s: float) -> float:
         """Time that it was held so far."""
         return self.held_s if self.held_since_s is None else self.held_s + now_s - self.held_since_s
@@ -1769,7 +1773,7 @@ class RequestMachine:
 
     def _with_turn_over(self, turn: Turn, effects: Effects) -> Effects:
         """The last release says that the turn is over, too; where nothing else is released, one is made for it."""
-        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens())
+        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens(), *self._turn_times_ms())
         *others, close = effects
         release, last = None, others[-1] if others else None
         if isinstance(last, Post) and last.last:
@@ -1778,6 +1782,14 @@ class RequestMachine:
         else:
             release = Release(self.request_id, replica_id=self.rules.replica_id, turn=over)
         return (*others, Post(release, last=True), close)
+
+    def _turn_times_ms(self) -> tuple[int, int]:
+        """How long its turn took from when it went to its first token, and from then to its end."""
+        ended_s, first_s = self.ended_s or 0.0, self.first_token_s
+        if not self.tries:
+            return 0, 0
+        prefilled_s = ended_s if first_s is None else first_s
+        return round((prefilled_s - self.parked_s) * 1000), round((ended_s - prefilled_s) * 1000)
 
     def _output_tokens(self) -> int:
         """The tokens of its answer, as far as they are known."""

@@ -48,10 +48,6 @@ class Turn:
     """The time for which it may wait and be on time."""
     tenant: str = ""
 
-    @property
-    def key(self) -> str:
-        return turn_key(self.replica_id, self.turn_id)
-
 
 @value
 class TurnEnd:
@@ -60,10 +56,14 @@ class TurnEnd:
     turn_id: str
     replica_id: str
     output_tokens: int = 0
+    prefill_ms: int = 0
+    """From when it went to its first token, or to its end where that was not seen."""
+    decode_ms: int = 0
 
     @property
-    def key(self) -> str:
-        return turn_key(self.replica_id, self.turn_id)
+    def text(self) -> str:
+        """The end as the script gets it."""
+        return f"{self.output_tokens} {self.prefill_ms} {self.decode_ms} {turn_key(self.replica_id, self.turn_id)}"
 
 
 def turn_key(replica_id: str, turn_id: str) -> str:
@@ -93,6 +93,9 @@ class RunRecord:
     seen_ms: int = documented("time of its last sign of life", default=0)
     latest_ms: int = documented("time by which a turn of it that waits must go to be on time", default=0)
     parked_ms: int = documented("time that its turns have waited for memory, all together", default=0)
+    prefill_ms: int = documented("time that they took to their first tokens from then on", default=0)
+    decode_ms: int = documented("time from their first tokens to their ends", default=0)
+    tool_ms: int = documented("time between the end of a turn of an agent and its next one", default=0)
     branches: int = 0
     waiting: int = 0
     """Its turns that wait."""

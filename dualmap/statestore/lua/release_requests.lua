@@ -6,7 +6,7 @@
 --       is presumed, or none came; what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or
 --       '' for all of them; what it is metered by, where it is over for good, 'kept' where only its try is, whose draws
 --       stand unless they are given back in full, or ''; its counts, packed, or ''; the turn of a run that is over with
---       it, as the tokens of its answer and its key, or ''
+--       it, as the tokens of its answer, its prefill and decode times in ms and its key, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later
 --       one; 0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is
 --       another one
@@ -120,8 +120,8 @@ end
 
 local function end_turn(turn, replica_id, instance_id)
   if lease == '' or call('HGET', keys.replicas, replica_id) == lease then
-    local output_tokens, key = match(turn, '^(%d+) (.+)$')
-    runs.finish(key, output_tokens + 0, instance_id, now_ms)
+    local output_tokens, prefill_ms, decode_ms, key = match(turn, '^(%d+) (%d+) (%d+) (.+)$')
+    runs.finish(key, output_tokens + 0, prefill_ms + 0, decode_ms + 0, instance_id, now_ms)
   end
 end
 

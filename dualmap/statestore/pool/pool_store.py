@@ -171,7 +171,7 @@ class PoolStore(Changes):
                     b"" if each.returned is None else each.returned.packed,
                     each.used,
                     codec.counts_of(each.used),
-                    "" if each.turn is None else f"{each.turn.output_tokens} {each.turn.key}",
+                    "" if each.turn is None else each.turn.text,
                 )
             transitions += [
                 codec.transition_from(reply) for reply in await self._calls.script("release_requests", base, *parts)

@@ -68,3 +68,12 @@ def test_errors_are_openai_objects_with_the_fields_their_status_asks_for() -> No
 
 def test_options_has_no_body() -> None:
     assert options_answer("/v1/embeddings", close=False) == b"HTTP/1.1 204 No Content\r\nallow: POST, OPTIONS\r\n\r\n"
+
+
+def test_an_instance_gets_the_name_of_a_run_as_vllms_own_field_in_place_of_the_clients() -> None:
+    fields = [(b"x-session-id", b"secret name"), (b"accept", b"*/*")]
+
+    assert fields_for_instance(fields, keep_credentials=False, run="0a1b") == (
+        b"accept: */*\r\nvia: 1.1 dualmap\r\nx-session-id: 0a1b\r\n"
+    )
+    assert b"x-session-id: secret name" in fields_for_instance(fields, keep_credentials=False)

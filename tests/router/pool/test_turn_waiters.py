@@ -10,6 +10,7 @@ import pytest
 
 from dualmap.router.pool.grant_waiters import TurnedAwayError
 from dualmap.router.pool.turn_waiters import TurnWaiters
+from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import Refusal
@@ -39,7 +40,8 @@ def waiters(ledger: Any) -> TurnWaiters:
     members = {"a": SimpleNamespace(kv_capacity_tokens=300), "b": SimpleNamespace(kv_capacity_tokens=400)}
     view: Any = SimpleNamespace(instances={**members, "down": SimpleNamespace(kv_capacity_tokens=9)}, ready=("a", "b"))
     loop = asyncio.get_running_loop()
-    return TurnWaiters(ledger, lambda: view, clock=RealClock(), call_later=loop.call_later)
+    metrics = RouterMetrics(["default"]).pools["default"]
+    return TurnWaiters(ledger, lambda: view, metrics, clock=RealClock(), call_later=loop.call_later)
 
 
 def turn(turn_id: str) -> Turn:
@@ -51,20 +53,20 @@ async def test_a_turn_that_goes_does_not_wait() -> None:
 
     await found.wait(turn("x"), 10.0)
 
-    assert found.parked_turns == 0
+    assert found._metrics.parked.value == 0
 
 
 async def test_a_turn_waits_for_the_message_that_it_goes() -> None:
     found = waiters(Ledger(TurnStatus.WAITS))
     waits = asyncio.ensure_future(found.wait(turn("x"), 10.0))
     await asyncio.sleep(0.01)
-    assert found.parked_turns == 1
+    assert found._metrics.parked.value == 1
 
     found.goes("another")
     found.goes("x")
     await waits
 
-    assert found.parked_turns == 0
+    assert found._metrics.parked.value == 0
 
 
 async def test_a_message_may_overtake_the_reply_that_a_turn_waits() -> None:
@@ -89,7 +91,7 @@ async def test_a_turn_whose_message_got_lost_is_found_by_its_repetition() -> Non
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
-    assert found.parked_turns == 0
+    assert found._metrics.parked.value == 0
     await found.look_up()
     assert len(ledger.admitted) == 3, "nothing is repeated where nothing waits"
 
@@ -104,4 +106,4 @@ async def test_a_turn_is_turned_away(status: TurnStatus, why: Refusal) -> None:
         await found.wait(turn("x"), 0.01)
 
     assert turned_away.value.why is why
-    assert found.parked_turns == 0
+    assert found._metrics.parked.value == 0

@@ -1065,13 +1065,13 @@ def test_a_turn_waits_until_its_run_may_use_memory_and_its_last_release_ends_it(
     life.reserve()
     life.on(Sent())
     life.on(FirstToken(), after_s=2.0)
-    life.on(Ended(Outcome.COMPLETED, Usage(output_tokens=9)))
+    life.on(Ended(Outcome.COMPLETED, Usage(output_tokens=9)), after_s=3.0)
 
     assert life.machine.parked_s == 50.0
     assert life.machine.on_time is False, "its client has waited"
     assert life.machine.expected_ttft_s == 51.5
     (last,) = [effect.release for effect in life.effects if isinstance(effect, Post) and effect.last]
-    assert (last.request_id, last.attempt, last.turn) == ("x", 1, TurnEnd("x", "r", 9))
+    assert (last.request_id, last.attempt, last.turn) == ("x", 1, TurnEnd("x", "r", 9, 2000, 3000))
 
 
 def test_the_hold_of_a_turn_begins_when_it_goes() -> None:

@@ -14,7 +14,7 @@ local match, max, min, sort, sub = string.match, math.max, math.min, table.sort,
 
 local TEXTS = { tenant = true, parent = true, home = true }
 local NUMBERS = { 'active', 'tokens', 'busy', 'turns', 'output_tokens', 'service', 'charged_ms', 'quantum_from',
-  'interrupted', 'begun_ms', 'seen_ms', 'latest_ms', 'parked_ms' }
+  'interrupted', 'begun_ms', 'seen_ms', 'latest_ms', 'parked_ms', 'prefill_ms', 'decode_ms', 'tool_ms' }
 local WAITS, GOES, REFUSED = 0, 1, 2 -- what becomes of a turn that arrives
 local MOST_AT_ONCE = 64 -- runs that one call lets go, or has give way
 
@@ -404,6 +404,8 @@ local function arrive(turn, chain, now_ms)
   if not branch then
     branch = { tokens = 0, shared = shared, seen_ms = now_ms, busy = 0 }
     run.branches[branch_name] = branch
+  elseif branch.busy == 0 then
+    run.tool_ms = run.tool_ms + now_ms - branch.seen_ms
   end
   branch.seen_ms = now_ms
   set_tokens(run, branch, max(0, turn.tokens - branch.shared))
@@ -425,7 +427,7 @@ local function arrive(turn, chain, now_ms)
 end
 
 -- A turn is over, however it went; instance_id is the one that it was on, or ''.
-local function finish(key, output_tokens, instance_id, now_ms)
+local function finish(key, output_tokens, prefill_ms, decode_ms, instance_id, now_ms)
   local text = call('HGET', keys.run_turns, key)
   local state, name, branch_name, tokens, shared, blocks, last, sample = match(text or '',
     '^(%S+) (%S+) (%S+) (%d+) (%d+) (%d+) (%x+) (%x+)$')
@@ -455,6 +457,7 @@ local function finish(key, output_tokens, instance_id, now_ms)
     local branch = run.branches[branch_name]
     run.busy = max(0, run.busy - 1)
     run.output_tokens = run.output_tokens + output_tokens
+    run.prefill_ms, run.decode_ms = run.prefill_ms + prefill_ms, run.decode_ms + decode_ms
     run.home = instance_id ~= '' and instance_id or run.home
     if branch then
       branch.seen_ms, branch.busy = now_ms, max(0, branch.busy - 1)
