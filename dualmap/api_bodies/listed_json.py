@@ -30,9 +30,10 @@ from dualmap.scheduling.values import value
 STRETCH_BYTES: Final = 32 << 10
 """A stretch is as long as this, and up to the end of its last item."""
 LONG_STRING_BYTES: Final = 64 << 10
-"""Strings above this are not read here."""
+_MAX_STRETCH_BYTES: Final = 512 << 10
+"""Most bytes that are read at once."""
 _MAX_OPENED: Final = 900
-"""Most objects and arrays in a stretch: so many cannot be nested deeper than the reader of JSON allows in a whole."""
+"""Objects and arrays that cannot be nested deeper than the reader of JSON allows in a whole."""
 _MAX_TRIES: Final = 48
 """Wrong places that are tried in one object."""
 _SKIPPED_BYTES: Final = 256
@@ -58,8 +59,9 @@ class Stretch:
     end: int
     """Behind the last of them."""
     bound: JsonBound
-    goes_on: int | None
-    """The place of the next item; None: these are the last ones."""
+    text: bytes
+    """The items as an array."""
+    is_last: bool
 
 
 @value
@@ -113,7 +115,7 @@ def read_frame(frame: bytes, name: str, only: str) -> dict[str, Any]:
         fields = orjson.loads(frame)
     except orjson.JSONDecodeError as error:
         raise UnlistedError(str(error)) from error
-    if not isinstance(fields, dict) or fields.get(name) != [only] or _has_long_string(frame):
+    if not isinstance(fields, dict) or fields.get(name) != [only]:
         raise UnlistedError(name)
     fields[name] = []
     return fields
@@ -137,35 +139,44 @@ def stretches(body: bytes, begin: int) -> Generator[Stretch, None, None]:
             if found is None or not tries:
                 raise UnlistedError("a stretch has no end")
             pos = found.end() + _SKIPPED_BYTES * (_MAX_TRIES - tries)
-        if stretch.goes_on is None or found is None:
-            yield stretch
-            return
         yield stretch
+        if stretch.is_last or found is None:
+            return
         at = found.end(1)
 
 
 def _stretch(body: bytes, begin: int, end: int) -> Stretch | None:
     """The items between two places, or up to the end of the list where that comes before; None: they are none."""
+    if end - begin > _MAX_STRETCH_BYTES:
+        raise UnlistedError("a stretch is too long")
     text = b"[%b]" % body[begin:end]
     try:
-        items, goes_on = orjson.loads(text), end
+        items, is_last = orjson.loads(text), False
     except orjson.JSONDecodeError as error:
         text = text[: len(error.doc[: error.pos].encode())].rstrip(_BLANK)
         if not text.endswith(b"]"):
             return None
         try:  # the list may have ended there, so that the rest was too much
-            items, goes_on = orjson.loads(text), None
+            items, is_last = orjson.loads(text), True
         except orjson.JSONDecodeError:
             return None
         end = begin + len(text[1:-1].rstrip(_BLANK))
     opened = text.count(b"{") + text.count(b"[")
-    if not items or opened > _MAX_OPENED or _has_long_string(text):
-        raise UnlistedError("it has none, too many or too long parts")
+    if not items or (opened > _MAX_OPENED and not _is_json(b"[%b]" % text)):  # in an object, it is one deeper
+        raise UnlistedError("it has no parts, or is nested too deeply")
     bound = JsonBound(text.count(b'"') // 2 + opened, text.count(b",") + 1)  # with the comma behind it
-    return Stretch(items, end, bound, goes_on)
+    return Stretch(items, end, bound, text, is_last)
 
 
-def _has_long_string(text: bytes) -> bool:
+def _is_json(text: bytes) -> bool:
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return False
+    return True
+
+
+def has_long_string(text: bytes) -> bool:
     """Whether JSON may have a string of over ``LONG_STRING_BYTES``: a quote without a backslash before it begins or
     ends one, so that there is none where such quotes are no further apart."""
     at, size = 0, len(text)

@@ -17,6 +17,7 @@ from dualmap.api_bodies.listed_json import (
     UnlistedError,
     bound_of,
     frame_bytes,
+    has_long_string,
     items_begin,
     next_item,
     read_frame,
@@ -101,22 +102,34 @@ def test_what_is_no_object_with_one_such_list_does_not_come_apart(body: bytes) -
         read(body)
 
 
-@pytest.mark.parametrize("text", ["x" * (LONG_STRING_BYTES - 1), '"' * (LONG_STRING_BYTES // 2 - 1)])
-@pytest.mark.parametrize("place", ["messages", "system"])
-def test_a_string_of_64_kb_is_not_read_here(text: str, place: str) -> None:
-    def body(text: str) -> bytes:
-        parts = {"messages": [{"a": "short"}], "system": ""} | {place: [{"a": text}] if place == "messages" else text}
-        return json.dumps(parts, separators=(",", ":")).encode()
+@pytest.mark.parametrize("piece", ["x", '"', "\\", "\u20ac"])
+@pytest.mark.parametrize("before", ["", "short", 'with "quotes"'])
+def test_a_string_of_64_kb_is_found(piece: str, before: str) -> None:
+    def text(size: int) -> bytes:
+        long = piece * (size // len(json.dumps(piece, ensure_ascii=False).encode()[1:-1]))
+        return json.dumps({"a": before, "b": long, "c": "short"}, ensure_ascii=False).encode()
 
-    if "x" in text:
-        assert read(body(text))[0] == orjson.loads(body(text))
-    with pytest.raises(UnlistedError):
-        read(body(text + text[:2]))
+    assert has_long_string(text(LONG_STRING_BYTES + 2))
+    if piece == "x":
+        assert not has_long_string(text(LONG_STRING_BYTES - 2))
+    assert not has_long_string(json.dumps(["x" * 1000] * 500).encode())
 
 
-def test_nesting_that_the_reader_of_json_may_refuse_is_not_read_here() -> None:
-    with pytest.raises(UnlistedError):
-        read(b'{"messages":[{"a":%b1%b}]}' % (b"[" * 1000, b"]" * 1000))
+def test_an_object_is_nested_as_deeply_as_the_reader_of_json_allows_in_a_whole() -> None:
+    for depth in range(1010, 1030):
+        body = b'{"messages":[{"a":%b1%b}]}' % (b"[" * depth, b"]" * depth)
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            with pytest.raises(UnlistedError):
+                read(body)
+        else:
+            assert [*read(body)[0]] == ["messages"]
+
+
+def test_brackets_in_strings_do_not_count_as_nesting() -> None:
+    body = json.dumps({"messages": [{"a": "[{" * 5000}]}).encode()
+    assert read(body)[0] == orjson.loads(body)
 
 
 def test_wrong_places_are_tried_so_often_and_no_more() -> None:

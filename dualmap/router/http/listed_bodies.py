@@ -1,8 +1,8 @@
 """Reading JSON bodies with a list of messages by stretches, from where a former body is known to end.
 
 What is read here is read exactly as by ``scan_json`` and one parse of the whole (``router.http.long_bodies``), but for
-a third of the time: no string is looked at but by the reader of JSON, and upper bounds are counted. A body with a
-string of 64 KB, one that may be beyond the bounds, or any other that does not come apart is left to those.
+a third of the time: no string is looked at but by the reader of JSON, and upper bounds are counted. Strings of 64 KB
+are cut out as there. A body that may be beyond the bounds, or does not come apart, is left to those.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.listed_json import (
     JsonBound,
     UnlistedError,
     bound_of,
     frame_bytes,
+    has_long_string,
     items_begin,
     next_item,
     read_frame,
@@ -26,7 +27,7 @@ from dualmap.api_bodies.listed_json import (
 from dualmap.router.http.admission import LONG_BODY_BYTES, content_encoding, inference_request_of
 from dualmap.router.http.body_edits import json_model_span
 from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
-from dualmap.router.http.long_json import scan_json
+from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.known_bodies import KnownBodies, ListHashes, Mark
@@ -100,23 +101,39 @@ class ListedBodies:
             raise UnlistedError("nothing is new")
         bound = JsonBound()
         items: list[Any] = []
+        long_texts: dict[str, bytes] = {}
         ends: list[ItemEnd] = []
         for stretch in stretches(body, at):
-            items += stretch.items
+            if has_long_string(stretch.text):
+                items += yield from _short(stretch.text, long_texts)
+            else:
+                items += stretch.items
+                yield _TEXT_FACTOR * len(stretch.text) + _VALUE_BYTES * stretch.bound.values
             bound += stretch.bound
             ends.append(ItemEnd(len(items), stretch.end - begin, bound))
-            yield _TEXT_FACTOR * (stretch.end - at) + _VALUE_BYTES * stretch.bound.values
             at = stretch.end
         frame = frame_bytes(body, begin, at, _ONLY)
         fields = read_frame(frame, listing.name, _ONLY)
+        if has_long_string(frame):
+            fields = yield from _short(frame, long_texts)
+            try:
+                check_counts(fields, long_texts)
+            except UnreadableJsonError as error:
+                raise UnlistedError(error.reason) from error
         fields[listing.name] = items
         bound += bound_of(frame) if start is None else bound_of(frame) + start.counted.bound
         if bound.values + bound.commas // 10 > self._max_json_values:
             raise UnlistedError("it may be beyond the bounds")
-        found = listed_prompt(ListedBody(request.path, fields, ends, start), max_parts=self._max_prompt_parts)
+        listed = ListedBody(request.path, fields, long_texts, ends, start)
+        found = listed_prompt(listed, max_parts=self._max_prompt_parts)
         yield _TEXT_FACTOR * len(frame)
         read = inference_request_of(
-            request, request_id, fields, None if found is None else found.sent, trusts_transfers=self._trusts_transfers
+            request,
+            request_id,
+            fields,
+            None if found is None else found.sent,
+            long_texts,
+            trusts_transfers=self._trusts_transfers,
         )
         read.model_span = _model_span(frame, fields, begin, len(body) - len(frame))
         if may_be_doubled(frame, fields, RULED_FIELDS):
@@ -137,14 +154,25 @@ def _model_span(frame: bytes, fields: Mapping[str, Any], begin: int, left_out: i
     return (start, end) if start < begin else (start + left_out, end + left_out)
 
 
+def _short(text: bytes, long_texts: dict[str, bytes]) -> Generator[int, None, Any]:
+    """The value with names in place of its long strings, which are added to the others."""
+    found = yield from _scanned(text)
+    long_texts |= found.long_texts
+    yield len(text) + found.memory_bytes
+    return read_json(found.short)
+
+
 def _doubled(frame: bytes) -> Generator[int, None, frozenset[str]]:
-    scan = scan_json(frame, max_values=len(frame), max_short_bytes=len(frame))
+    found = yield from _scanned(frame)
+    return found.doubled
+
+
+def _scanned(text: bytes) -> Generator[int, None, LongJson]:
+    scan = scan_json(text, max_values=len(text), max_short_bytes=len(text))
     while True:
         try:
             next(scan)
         except StopIteration as end:
-            found: frozenset[str] = end.value.doubled
+            found: LongJson = end.value
             return found
-        except UnreadableJsonError as error:
-            raise UnlistedError(error.reason) from error
         yield 0

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import filterfalse
-from typing import Any, Final
+from typing import Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.listed_json import UnlistedError
@@ -25,11 +25,10 @@ from dualmap.router.http.admission import (
     unread_request,
 )
 from dualmap.router.http.body_budget import BodyBudget
-from dualmap.router.http.doubled_fields import TOKEN_FIELDS
 from dualmap.router.http.listed_bodies import ListedBodies, Listing
-from dualmap.router.http.long_json import LongJson, scan_json
+from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
-from dualmap.router.http.steering import SAMPLING, may_steer
+from dualmap.router.http.steering import may_steer
 from dualmap.router.prompts.inference_request import SCHEDULED_PATHS, InferenceRequest, SentPrompt
 from dualmap.router.prompts.known_bodies import KnownBodies, Mark
 from dualmap.router.prompts.prompt import sent_prompt
@@ -175,7 +174,7 @@ class LongBodies:
             self._bodies.count(counted)
             yield
             value = json_object(found.short)
-            _check_counts(value, found)
+            check_counts(value, found.long_texts)
             yield
             prompt = None
             if request.path in SCHEDULED_PATHS:
@@ -193,19 +192,6 @@ class LongBodies:
             return read
         finally:
             self._bodies.give_back(counted)
-
-
-def _check_counts(body: Mapping[str, Any], found: LongJson) -> None:
-    """An engine reads a number out of a text of any length, such as 100,000 blanks and 50.
-
-    Raises:
-        UnreadableJsonError: a field for the number or the length of answers is a text that was left out.
-    """
-    sampling = body.get(SAMPLING)
-    for fields in (body, sampling if isinstance(sampling, dict) else {}):
-        for name in TOKEN_FIELDS & fields.keys():
-            if isinstance(fields[name], str) and fields[name] in found.long_texts:
-                raise UnreadableJsonError(f"its field {name!r} is a long text")
 
 
 def _beyond_bounds(request: ClientRequest, request_id: str, found: LongJson) -> InferenceRequest:

@@ -11,14 +11,16 @@ A body that is beyond these bounds, or no JSON, is not read any further: it is p
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
-from dualmap.router.http.doubled_fields import RULED_FIELDS
+from dualmap.api_bodies.prompt import LongTexts
+from dualmap.router.http.doubled_fields import RULED_FIELDS, TOKEN_FIELDS
+from dualmap.router.http.steering import SAMPLING
 
 LONG_STRING_BYTES: Final = 64 << 10
 
@@ -88,6 +90,19 @@ def scan_json(body: bytes, *, max_values: int, max_short_bytes: int) -> Generato
     except _BeyondBoundsError as error:
         return LongJson(model_span=scan.found.model_span, excess=str(error))
     return scan.found
+
+
+def check_counts(body: Mapping[str, Any], long_texts: LongTexts) -> None:
+    """An engine reads a number out of a text of any length, such as 100,000 blanks and 50.
+
+    Raises:
+        UnreadableJsonError: a field for the number or the length of answers is a text that was left out.
+    """
+    sampling = body.get(SAMPLING)
+    for fields in (body, sampling if isinstance(sampling, dict) else {}):
+        for name in TOKEN_FIELDS & fields.keys():
+            if isinstance(fields[name], str) and fields[name] in long_texts:
+                raise UnreadableJsonError(f"its field {name!r} is a long text")
 
 
 class _BeyondBoundsError(Exception):

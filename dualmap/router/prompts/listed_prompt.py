@@ -16,7 +16,7 @@ from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.json_body import UnreadableJsonError
 from dualmap.api_bodies.listed_json import JsonBound, UnlistedError
 from dualmap.api_bodies.messages_api import chat_of_message
-from dualmap.api_bodies.prompt import Place, chat_prompt
+from dualmap.api_bodies.prompt import LongTexts, Place, chat_prompt
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.prompts.inference_request import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, SentPrompt
 from dualmap.router.prompts.known_bodies import Counted, Mark, NewMark
@@ -47,6 +47,8 @@ class ListedBody:
     path: str
     fields: Mapping[str, Any]
     """Its fields; the list has the items that were read."""
+    long_texts: LongTexts
+    """Long strings that these have the names of."""
     ends: Sequence[ItemEnd]
     start: Mark | None
     """Where reading began; None: at the first item."""
@@ -71,7 +73,7 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
     places: list[Place] = []
     try:
         chat, begins = _chat_of(body)
-        prompt = chat_prompt(chat, max_parts=max_parts, places=places)
+        prompt = chat_prompt(chat, body.long_texts, max_parts=max_parts, places=places)
     except (PromptError, UnreadableJsonError, RecursionError) as error:
         if body.start is None:
             return None
@@ -83,7 +85,7 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
     plain = not (prompt.has_media or prompt.unread)
     start = body.start
     if start is None:
-        sent = sent_as(body.path, body.fields, prompt)
+        sent = sent_as(body.path, body.fields, prompt, body.long_texts)
         marks = [*_marks(body, messages, begins, places, pieces)] if plain else []
         return None if sent is None else ListedPrompt(sent, digest, marks)
     known = start.counted

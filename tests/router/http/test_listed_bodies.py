@@ -22,6 +22,7 @@ from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.prompts import known_bodies
 from dualmap.router.prompts.inference_request import InferenceRequest, SentPrompt
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
+from dualmap.router.steps import in_steps
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule, ContinuedText
 from dualmap.scheduling.tenants.budgets import Limit, Measure
@@ -289,6 +290,39 @@ async def test_a_short_rest_is_read_at_once_while_a_long_body_is_read() -> None:
     assert await read_on(known, turn(7)) == prompt_bytes(6)
     assert not slow.done()
     await slow
+
+
+LONG = 'a "long" {text}\n' * 4000
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+async def test_long_texts_are_known_like_any_others(path: str) -> None:
+    parts: list[dict[str, Any]] = [
+        {"role": "user", "content": LONG},
+        {"role": "assistant", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": LONG}}]},
+        {"role": "user", "content": [{"type": "text", "text": LONG}, {"type": "text", "text": "short"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "input": {"a": LONG}}]},
+    ]
+    fields = {"model": "m", "system": LONG, "tools": [{"name": "t", "description": LONG}]}
+    known, found = reader(), []
+    for count in range(1, 9):
+        usual = parts if path == MESSAGES else parts[:3]  # a chat takes a use of tools for a medium
+        messages = [usual[number % len(usual)] for number in range(count)]
+        body = json.dumps({"messages": messages, **fields}, separators=(",", ":")).encode()
+        read = await known.read(request_of(path, body), "id")
+        scanned = await in_steps(known._read(request_of(path, body), "id"))
+        assert read.prompt is not None and scanned.prompt is not None
+        found.append(isinstance(read.prompt.prompt, ContinuedText))
+        assert await chain_of(read.prompt) == await chain_of(scanned.prompt)
+    assert found == [False, *[True] * 7]
+
+
+async def test_a_number_in_a_long_text_is_not_read() -> None:
+    known = reader()
+    await read_on(known, turn(6))
+    for count in range(6, 8):
+        read = await known.read(request_of(CHAT, turn(count, max_tokens=" " * (1 << 17) + "5")), "id")
+        assert "max_tokens" in read.unread
 
 
 async def test_what_is_known_holds_no_body() -> None:
