@@ -29,6 +29,9 @@ MAX_PIPELINED_REQUESTS = 32
 CHUNK_OVERHEAD_BYTES = 16
 """A chunk's size and line ends take no more than this; what is more is an extension."""
 
+CRUMB_BYTES = 4 << 10
+"""Smaller pieces of a body are put together, so that none takes much more memory than its bytes."""
+
 DISCARDED_BODY_BYTES = 64 << 10
 """A refused request keeps its connection if its body is announced to be no longer than this."""
 
@@ -152,8 +155,12 @@ class RequestReader:
         self._fed_unseen = 0
         """Bytes fed since the parser last handed over what it had: it keeps nothing of them."""
         self._head_done = False
-        self._body: bytes | bytearray = b""
-        """One buffer, as a piece may be as small as a byte; a body that comes in one piece is never copied."""
+        self._pieces: list[bytes] = []
+        """Those of the body, joined once: a body that comes in one piece is never copied, and no buffer grows."""
+        self._crumbs = bytearray()
+        """Pieces behind these that are too small to be kept one by one: one may be as small as a byte."""
+        self._held_bytes = 0
+        """Bytes of both."""
         self._body_bytes = 0
         self._body_limit = 0
         self._chunks = 0
@@ -226,8 +233,8 @@ class RequestReader:
 
     def drop_body(self) -> None:
         """The request being read will not be complete."""
-        self._bodies.give_back(len(self._body), self._pays)
-        self._body = b""
+        self._bodies.give_back(self._held_bytes, self._pays)
+        self._drop_pieces()
 
     def _stop(self, refusal: RouterError | None) -> None:
         self.drop_body()
@@ -329,12 +336,22 @@ class RequestReader:
             self._bodies.take(len(piece), self._pays)
         except RouterError as refusal:
             self._refuse(refusal)
-        if not self._body:
-            self._body = piece
-            return
-        if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += piece
+        self._held_bytes += len(piece)
+        if len(piece) < CRUMB_BYTES and self._pieces:
+            self._crumbs += piece
+            if len(self._crumbs) < CRUMB_BYTES:
+                return
+            piece = b""
+        if self._crumbs:
+            self._pieces.append(bytes(self._crumbs))
+            self._crumbs = bytearray()
+        if piece:
+            self._pieces.append(piece)
+
+    def _drop_pieces(self) -> None:
+        self._pieces, self._held_bytes = [], 0
+        if self._crumbs:
+            self._crumbs = bytearray()
 
     def on_message_complete(self) -> None:
         if self._fields:
@@ -345,9 +362,11 @@ class RequestReader:
         request = self._request
         assert request is not None
         if request.refusal is None:
-            request.body, request.bodies, request.counted_for = bytes(self._body), self._bodies, self._pays
+            pieces = self._pieces
+            request.body = pieces[0] if len(pieces) == 1 and not self._crumbs else b"".join((*pieces, self._crumbs))
+            request.bodies, request.counted_for = self._bodies, self._pays
         self._request = None
-        self._body = b""
+        self._drop_pieces()
         self.expects_continue = False
         self.reading = False
         self._complete.append(request)
