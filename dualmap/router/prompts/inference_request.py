@@ -141,6 +141,7 @@ class SentPrompt:
     source: TokenSource | None = None
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
+    _: KW_ONLY
     pooled: bool = False
     """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
     whole: Callable[[], SentPrompt] | None = None

@@ -188,7 +188,7 @@ def sent_as(
                 source = TokenSource(path, body, long_texts, prompt)
             teaches = not prompt.other_media
     limit = output_limit(path, body)
-    return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled)
+    return SentPrompt(prompt, salt if isinstance(salt, str) else None, teaches, limit, source, pooled=pooled)
 
 
 def shows_its_text(body: Mapping[str, Any]) -> bool:

@@ -109,6 +109,7 @@ class EngineRequest:
     block_hashes: tuple[int, ...] = ()
     """Prefix hashes of the prompt's full blocks of ``block_tokens``: hash k covers blocks ``0..k``. May be
     shorter than the prompt; what it leaves out is never shared."""
+    _: KW_ONLY
     stages_kv: bool = False
     """A prefill leg: it ends with its first token, and its KV stays until it is pulled (``Engine.release_staged``) or
     times out."""
