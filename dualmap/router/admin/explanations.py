@@ -139,8 +139,8 @@ def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
     pool = runtime.pools.pools[explanation.asked.pool]
     return {
         "replica_id": runtime.context.replica_id,
-        **explanation.told(),
-        "rounds": [each.told() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds],
+        **explanation.to_dict(),
+        "rounds": [each.to_dict() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds],
     }
 
 

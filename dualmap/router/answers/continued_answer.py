@@ -247,8 +247,8 @@ def ending_events(
     if path == MESSAGES_PATH:
         made = b""
         if finish_reason is not None:
-            told = {"output_tokens": so_far.tokens}
-            made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, told)
+            usage = {"output_tokens": so_far.tokens}
+            made = _end_of_message(so_far.block, _STOP_REASONS.get(finish_reason), None, usage)
         return made + named_event({"type": "message_stop"})
     made = b"" if finish_reason is None else ending_choice(path, so_far, 0, finish_reason)
     if usage is None and so_far.prompt_tokens is not None and not so_far.others:

@@ -243,16 +243,16 @@ def rest_of(
             return Over("length")
         return _by_tokens(path, request, so_far, tokens, chars, limit, context_tokens)
     if so_far.reasoned:
-        told = "its reasoning cannot be put before the text again" if so_far.chars else "it was in its reasoning"
-        raise CannotContinueError(told)
+        reason = "its reasoning cannot be put before the text again" if so_far.chars else "it was in its reasoning"
+        raise CannotContinueError(reason)
     if so_far.chars and _held_chars(request):
         raise CannotContinueError("stop strings hold its text back, which so ends within a token that is not known")
     text = so_far.text.rstrip() if trims else so_far.text
     tokens = 0 if not text else so_far.tokens if text_tokens is None else text_tokens
     if limit is not None and tokens >= limit:
         return Over("length")
-    if len(text) < so_far.chars and (told := _told_of_tokens(request)):  # they would come twice
-        raise CannotContinueError(f"it has {told}, and the white space at its end comes again")
+    if len(text) < so_far.chars and (detail := _detail_of_tokens(request)):  # they would come twice
+        raise CannotContinueError(f"it has {detail}, and the white space at its end comes again")
     return _by_text(path, request, text, tokens, limit)
 
 
@@ -343,14 +343,14 @@ def _kept(request: Mapping[str, Any], so_far: AnswerSoFar) -> tuple[int, int] | 
     for tokens, chars, exact in reversed(so_far.marks):
         decoded = chars if exact else chars + held
         if decoded <= client_chars:
-            told = _told_of_tokens(request)
-            if told and (decoded < client_chars or tokens < len(so_far.token_ids)):  # they would come twice
-                raise CannotContinueError(f"it has {told}, and text of its last tokens was held back")
+            detail = _detail_of_tokens(request)
+            if detail and (decoded < client_chars or tokens < len(so_far.token_ids)):  # they would come twice
+                raise CannotContinueError(f"it has {detail}, and text of its last tokens was held back")
             return tokens, decoded
     return None
 
 
-def _told_of_tokens(request: Mapping[str, Any]) -> str:
+def _detail_of_tokens(request: Mapping[str, Any]) -> str:
     """Name the part of each token that the client gets with its text; "" for none."""
     if request.get("logprobs") is not None and request["logprobs"] is not False:
         return "log probabilities"

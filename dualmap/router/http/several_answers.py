@@ -217,8 +217,8 @@ class SeveralAnswers:
         )
         result = await forwarding.sender.send(sending)
         if result.ended_as is not None or shared.is_broken_off:
-            told = result if part.failed is None else AnswerResult(200, failure=self.failure, began=True)
-            raise _BrokenOffError(told, shared.last_words or b"")
+            ended = result if part.failed is None else AnswerResult(200, failure=self.failure, began=True)
+            raise _BrokenOffError(ended, shared.last_words or b"")
         if result.kept is not None:
             await read_so_far(result.kept)
         elif result.failure is None:

@@ -178,15 +178,15 @@ class Picker:
         self._counts_all = False
         self.warn(UNCOUNTED)
 
-    def is_told(self, request: ClientRequest) -> bool:
+    def awaits_report(self, request: ClientRequest) -> bool:
         """Whether the gateway will report the first token of a stream."""
         if not self.first_tokens.listens or self._reports.never_comes:
             return False
         return request.get(messages.REPORTS_FIRST_TOKEN) is not None
 
-    def told(self, *, came: bool) -> None:
+    def note_first_token_report(self, *, arrived: bool) -> None:
         """Whether the report of a first token came."""
-        if came:
+        if arrived:
             self._reports.came()
         elif self._reports.did_not_come():
             log.warning(
@@ -246,7 +246,7 @@ class PickedRequest:
         """The tenant in whose part of the budget these are counted."""
         self._observes = False
         """The body of its answer is to be asked for."""
-        self._is_told = False
+        self._awaits_report = False
         """The first token is to be reported."""
         self._answered = "request_headers"
         """The phase whose reply has the choice."""
@@ -330,9 +330,9 @@ class PickedRequest:
     def _shows_first_token(self, request: ClientRequest, read: InferenceRequest) -> bool:
         if self._modes[1] in (BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED):
             return True
-        self._is_told = read.stream and self._picker.is_told(request)
-        self._observes = read.stream and not self._is_told and self._picker.observes(self._modes)
-        return self._is_told or self._observes
+        self._awaits_report = read.stream and self._picker.awaits_report(request)
+        self._observes = read.stream and not self._awaits_report and self._picker.observes(self._modes)
+        return self._awaits_report or self._observes
 
     async def _read_body(self, first: Any, request: ClientRequest) -> None:
         """Read the body, where it comes before the choice."""
@@ -491,7 +491,7 @@ class PickedRequest:
             mode=self._modes[1],
             choices=self._choices,
             observes=self._observes,
-            is_told=self._is_told,
+            awaits_report=self._awaits_report,
         )
         try:
             await answer.pass_on()
@@ -550,10 +550,10 @@ class _Answer:
         mode: BodyMode,
         choices: Mapping[str, InstanceSpec],
         observes: bool,
-        is_told: bool,
+        awaits_report: bool,
     ) -> None:
         self._observes = observes
-        self._is_told = is_told
+        self._awaits_report = awaits_report
         self._report_to = ""
         """The address to which its first token is to be reported, until it is."""
         self._stream = stream
@@ -580,7 +580,7 @@ class _Answer:
                     self.whole = message.response_headers.end_of_stream
                     begins = self._machine.is_events and self._status < 300 and not self.whole
                     self._observes = self._observes and begins
-                    if self._is_told and begins:
+                    if self._awaits_report and begins:
                         self._report_to = self._picker.first_tokens.expect(self._first_token_reported)
                     await self._stream.write(
                         messages.headers_reply(fields, wants_body=self._observes, report_to=self._report_to)
@@ -600,7 +600,7 @@ class _Answer:
 
     def _first_token_reported(self) -> None:
         self._report_to = ""
-        self._picker.told(came=True)
+        self._picker.note_first_token_report(arrived=True)
         self._live.first_token()
 
     def close(self) -> None:
@@ -608,7 +608,7 @@ class _Answer:
         if self._report_to:
             self._picker.first_tokens.forget(self._report_to)
             self._report_to = ""
-            self._picker.told(came=False)
+            self._picker.note_first_token_report(arrived=False)
 
     async def _give_back(self, part: Any) -> None:
         if self._mode is not BodyMode.FULL_DUPLEX_STREAMED:

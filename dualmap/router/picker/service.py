@@ -116,10 +116,10 @@ class PickerServer:
         await stream.write(HealthCheckResponse(status=status).SerializeToString())
 
     async def _watch(self, stream: GrpcStream) -> None:
-        name, told = await _named(stream), None
+        name, sent = await _named(stream), None
         while True:
-            if (status := self._status(name)) != told:
-                told = status
+            if (status := self._status(name)) != sent:
+                sent = status
                 await stream.write(HealthCheckResponse(status=status).SerializeToString())
             await asyncio.sleep(_WATCH_S)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from dualmap.router.prompts.prompt import WHY_UNRENDERED
-from dualmap.router.tenants.rate_limits import limits_told
+from dualmap.router.tenants.rate_limits import limit_sentences
 from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
@@ -89,7 +89,7 @@ class PlacementRound:
     def candidates(self) -> tuple[str, ...]:
         return _candidates(self.named, self.loads)[:KEPT_CANDIDATES]
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         return {
             "candidates": self.candidates,
@@ -271,14 +271,14 @@ class Explanation:
         reported = self.answer.usage.cached_tokens
         return self.answer.expected_cached_tokens if reported is None else reported
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, but for its rounds."""
         asked, terms, prompt, detours = self.asked, self.terms, self.prompt, self.detours
         usage, standing, decode = self.answer.usage, terms.standing, detours.decode
-        told = asdict(asked) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
+        shown = asdict(asked) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
         key = prompt.key
-        del told["usage"], told["key_stride"]
-        return told | {
+        del shown["usage"], shown["key_stride"]
+        return shown | {
             "key": asked.key,
             "key_blocks": key.blocks,
             "hash_key": f"{key.hash:016x}",
@@ -300,21 +300,21 @@ class Explanation:
             "run_named_by": detours.run_named_by,
             "parked_s": detours.parked_s,
             "band": class_band(terms.class_rank) + (0 if standing is None else standing.level),
-            "share": "" if standing is None else _share_told(self, standing),
-            "decode": None if decode is None or decode.placed_s is None else _decode_told(decode),
+            "share": "" if standing is None else _share_sentence(self, standing),
+            "decode": None if decode is None or decode.placed_s is None else _decode_fields(decode),
         }
 
 
-def _decode_told(decode: DecodeLeg) -> dict[str, Any]:
+def _decode_fields(decode: DecodeLeg) -> dict[str, Any]:
     return {
         "instance_id": decode.instance_id,
         "placed_s": decode.placed_s,
-        "rounds": [each.told() for each in decode.rounds],
+        "rounds": [each.to_dict() for each in decode.rounds],
         "transferred_tokens": decode.transferred_tokens,
     }
 
 
-def _share_told(explained: Explanation, standing: Standing) -> str:
+def _share_sentence(explained: Explanation, standing: Standing) -> str:
     """The standing of its tenant in words, with figures, and what came of it."""
     sent_s, share_s = standing.sent_s, standing.share_s
     if not share_s:
@@ -410,7 +410,7 @@ def _detours(machine: RequestMachine, run_named_by: str, now_s: float) -> Detour
         tuple([f"{instance_id}: {failure}" for instance_id, failure, _ in failures]),
         tuple([failed_s for _, _, failed_s in failures]),
         machine.continuations,
-        limits_told(machine.spec.claim.draws, machine.drawn),
+        limit_sentences(machine.spec.claim.draws, machine.drawn),
         machine.leg is _PREFILL,
         machine.prefilled_s,
         leg,

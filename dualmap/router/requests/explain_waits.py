@@ -28,7 +28,7 @@ async def waits_of(explanation: Explanation, pool: ServedPool) -> dict[str, Any]
     try:
         for each in explanation.rounds:
             if each.status is PlaceStatus.HELD:
-                waits += [_told(wait, explanation, pool) for wait in await _waits_in(each, explanation, pool)]
+                waits += [_wait_fields(wait, explanation, pool) for wait in await _waits_in(each, explanation, pool)]
     except StoreError as error:
         return {"waits": waits, "waits_unknown": f"the logs of queues cannot be read: {error}"}
     return {"waits": waits}
@@ -44,7 +44,7 @@ async def _waits_in(each: PlacementRound, explanation: Explanation, pool: Served
     )
 
 
-def _told(wait: Wait, explanation: Explanation, pool: ServedPool) -> dict[str, Any]:
+def _wait_fields(wait: Wait, explanation: Explanation, pool: ServedPool) -> dict[str, Any]:
     classes = pool.scheduling.classes
     ahead = [
         {"priority_class": class_name(each, classes), "tenant": each.tenant}

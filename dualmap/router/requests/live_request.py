@@ -516,10 +516,10 @@ class LiveRequest:
             if self.inference_request.stores:
                 pool.stored_responses.answered(self.request_id, machine.instance_id, self.inference_request, usage)
         count_usage(machine, pool, self.prompt, expected_cached, self.inference_request.prompts)
-        told = self._explanation(expected_cached)
-        context.decisions.add(told)
+        explanation = self._explanation(expected_cached)
+        context.decisions.add(explanation)
         if context.ended is not None:
-            context.ended(told, self.inference_request.trace)
+            context.ended(explanation, self.inference_request.trace)
 
     def _record(self, recorder: TrafficRecorder, chain: Chain, usage: Usage) -> None:
         """Record its shape for a replay. Expected counts replace those that the instance did not report."""

@@ -143,7 +143,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest}s" if minutes else f"{rest}s"
 
 
-def limits_told(draws: Draws | None, drawn: Drawn | None) -> tuple[str, ...]:
+def limit_sentences(draws: Draws | None, drawn: Drawn | None) -> tuple[str, ...]:
     """The rest of each budget that a request would have drawn from, in words, and which one kept it out; empty where
     none did."""
     if draws is None or drawn is None or drawn.unmet is None:

@@ -66,7 +66,7 @@ def test_what_tiers_have_is_told_with_what_the_prices_decided() -> None:
         "c": InstanceLoad("c", InstanceState.READY, tiers=TierLoad(1, 0.1, 0.1, None, (("host", 1),))),
         "d": InstanceLoad("d", InstanceState.READY),
     }
-    told = PlacementRound((*loads,), loads, Decision("a", 3, 100, 0.5, Reason.COST), 1, PlaceStatus.HELD).told()
+    told = PlacementRound((*loads,), loads, Decision("a", 3, 100, 0.5, Reason.COST), 1, PlaceStatus.HELD).to_dict()
 
     assert told["tiers"] == [
         "a loads 2 blocks from host memory and 1 blocks from the shared store in 0.250 s, 0.200 s of it behind other"
@@ -142,9 +142,9 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
 
     assert kept is not None and kept.detours.decode is not None
     assert without_rounds(kept) == without_rounds(told)
-    assert [each.told() for each in kept.rounds] == [each.told() for each in told.rounds]
+    assert [each.to_dict() for each in kept.rounds] == [each.to_dict() for each in told.rounds]
     assert [type(each.decision.reason) for each in kept.detours.decode.rounds] == [Reason]
-    assert (type(kept.told()["leg"]), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
+    assert (type(kept.to_dict()["leg"]), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
     assert log.recent(5) == [kept]
 
 
