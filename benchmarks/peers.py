@@ -6,6 +6,9 @@ turn to turn, so that the machine's noise meets all alike. A ratio is the median
 that of ``ours`` in the same turn. Beside it stands the share of the core that others used during the router's loads: of
 a quiet machine it is near 0, and ratios of another one are worth less.
 
+An agent's turn is a request of a conversation that grows by an answer and a tool's result (``agent_turns``); the first
+request of each conversation is not counted.
+
     python benchmarks/peers.py --install peers                                      # once: the wheels, into a folder
     python benchmarks/peers.py --peers peers --streams 1000 --within-s 330 \\
         --document docs/research/performance.md                                     # in a quiet hour: six minutes
@@ -33,6 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
+from agent_turns import turns, wire
 from published_figures import write
 from real_fleet.machine import describe_machine, machine_sentence
 from router_overhead import (
@@ -57,12 +61,15 @@ MODES = {OURS: "full", RELAY: "relay"}
 POLICIES = {"vllm-router": "consistent_hash", "sglang-router": "cache_aware", "smg": "cache_aware"}
 INSTANCES = 8
 READY_WITHIN_S = 60.0
+AGENTS, AGENT_TURNS = 4, 6
+"""Conversations of each size in a turn, and the requests of each behind its first one."""
 BURST_STREAMS, BURST_CHUNKS = 20, 1000
 PACED_STREAMS, PACED_CHUNKS, PACE_MS = 48, 60, 20
 STREAM_PACE_MS, STREAM_SECONDS = 33, 8
 """The pace of --streams: 30 tokens a second each."""
 
 REQUEST_2K, REQUEST_32K, PACED, BURST = "µs a request, 2 KB", "32 KB", "µs a chunk, paced", "burst"
+AGENT_220K, AGENT_550K = "an agent's turn of 220 KB", "of 550 KB"
 ADDED_P50, ADDED_P99 = "added ms, P50", "P99"
 OTHERS = "others' share of the core"
 
@@ -166,6 +173,11 @@ async def one_turn(
         for name, (wires, connections, parts) in loads.items():
             cpu_s = await router.cpu_of(closed_loop(router.port, wires, connections))
             figures[name] = cpu_s / (len(wires) * parts) * 1e6
+        for name, size in ((AGENT_220K, 220_000), (AGENT_550K, 550_000)):
+            agents = [[*map(wire, turns(seed + n, size, later=AGENT_TURNS))] for n in range(AGENTS)]
+            await closed_loop(router.port, [first for first, *_ in agents], AGENTS)
+            later = [each for together in zip(*(rest for _, *rest in agents), strict=True) for each in together]
+            figures[name] = await router.cpu_of(closed_loop(router.port, later, AGENTS)) / len(later) * 1e6
     added = await added_latency_ms(router, mock_port, options.latency_requests, options.rate)
     figures[ADDED_P50], figures[ADDED_P99] = added.values()
     figures[OTHERS] = share.value
@@ -269,7 +281,7 @@ async def measure(
 
 
 # the tables ------------------------------------------------------------------------------------------------------
-COLUMNS = (REQUEST_2K, REQUEST_32K, PACED, BURST, ADDED_P50, ADDED_P99)
+COLUMNS = (REQUEST_2K, REQUEST_32K, AGENT_220K, AGENT_550K, PACED, BURST, ADDED_P50, ADDED_P99)
 
 
 def cost_table(found: Mapping[str, Measured]) -> str:
