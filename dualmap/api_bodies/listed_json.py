@@ -32,19 +32,20 @@ STRETCH_BYTES: Final = 32 << 10
 LONG_STRING_BYTES: Final = 64 << 10
 _MAX_STRETCH_BYTES: Final = 512 << 10
 """Most bytes that are read at once."""
+_MAX_WASTED_BYTES: Final = 1 << 20
+"""Most bytes that are read for wrong places, of one object."""
 _MAX_OPENED: Final = 900
 """Objects and arrays that cannot be nested deeper than the reader of JSON allows in a whole."""
-_MAX_TRIES: Final = 48
-"""Wrong places that are tried in one object."""
+_MAX_LISTS: Final = 4
+"""Places where the list may begin."""
 _SKIPPED_BYTES: Final = 256
 
 _BLANK: Final = b" \t\r\n"
-# A quote behind an opening brace without a backslash begins or ends a string; here it begins a key, or tries show it.
-_BETWEEN: Final = re.compile(rb'\}([ \t\r\n]*+,[ \t\r\n]*+)\{[ \t\r\n]*+"')
+# Items are taken to be objects that begin with a key: in a string, a quote has a backslash before it. As clients write
+# them, compactly or with a blank; where there are others between two items, the stretch is longer.
+_BETWEEN: Final = (b'},{"', b'}, {"')
 _GOES_ON: Final = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+")
-_OPENINGS: Final = {
-    name: re.compile(rb'"%b"[ \t\r\n]*+:[ \t\r\n]*+\[[ \t\r\n]*+' % name.encode()) for name in ("input", "messages")
-}
+_OPENS: Final = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\[[ \t\r\n]*+")
 
 
 class UnlistedError(ValueError):
@@ -87,10 +88,14 @@ def items_begin(body: bytes, name: str) -> int:
     Raises:
         UnlistedError: there is none.
     """
-    found = _OPENINGS[name].search(body)
-    if found is None:
-        raise UnlistedError(name)
-    return found.end()
+    quoted, at = b'"%b"' % name.encode(), 0
+    for _ in range(_MAX_LISTS):
+        at = body.find(quoted, at) + len(quoted)
+        if at < len(quoted):
+            break
+        if (found := _OPENS.match(body, at)) is not None:
+            return found.end()
+    raise UnlistedError(name)
 
 
 def next_item(body: bytes, end: int) -> int | None:
@@ -121,28 +126,36 @@ def read_frame(frame: bytes, name: str, only: str) -> dict[str, Any]:
     return fields
 
 
-def stretches(body: bytes, begin: int) -> Generator[Stretch, None, None]:
-    """The items from ``begin`` on, where one begins.
+def stretches(body: bytes, begin: int) -> Generator[Stretch | None, None, None]:
+    """The items from ``begin`` on, where one begins; None stands for a step without any.
 
     Raises:
         UnlistedError: there are none that come apart.
     """
-    tries, at = _MAX_TRIES, begin
+    at, wasted = begin, 0
     while True:
-        pos = at + STRETCH_BYTES
+        between, skipped = at + STRETCH_BYTES, _SKIPPED_BYTES
         while True:
-            found = _BETWEEN.search(body, pos)
-            stretch = _stretch(body, at, len(body) if found is None else found.start() + 1)
+            between = _find_between(body, between, at + _MAX_STRETCH_BYTES)
+            end = between + 1 if between >= 0 else len(body)
+            stretch = _stretch(body, at, end)
             if stretch is not None:
                 break
-            tries -= 1
-            if found is None or not tries:
+            wasted += end - at
+            if between < 0 or wasted > _MAX_WASTED_BYTES:
                 raise UnlistedError("a stretch has no end")
-            pos = found.end() + _SKIPPED_BYTES * (_MAX_TRIES - tries)
+            between, skipped = end + skipped, 2 * skipped
+            yield None
         yield stretch
-        if stretch.is_last or found is None:
+        if stretch.is_last or between < 0:
             return
-        at = found.end(1)
+        at = body.index(b"{", between)
+
+
+def _find_between(body: bytes, start: int, end: int) -> int:
+    """The next place behind which two items may lie next to each other; -1: there is none."""
+    places = [place for each in _BETWEEN if (place := body.find(each, start, end)) >= 0]
+    return min(places, default=-1)
 
 
 def _stretch(body: bytes, begin: int, end: int) -> Stretch | None:

@@ -29,7 +29,7 @@ def read(body: bytes, begin: int | None = None) -> tuple[dict[str, Any], JsonBou
     """The object, its list read from an item on."""
     start = items_begin(body, "messages")
     items, bound, end = [], JsonBound(), start
-    for stretch in stretches(body, start if begin is None else begin):
+    for stretch in filter(None, stretches(body, start if begin is None else begin)):
         items += stretch.items
         bound, end = bound + stretch.bound, stretch.end
     frame = frame_bytes(body, start, end, "only")
@@ -67,7 +67,7 @@ def test_an_object_is_what_its_parts_are(
         patch.setattr(listed_json, "STRETCH_BYTES", step)
         found, bound = read(body)
         begins = items_begin(body, "messages")
-        ends = [stretch.end for stretch in stretches(body, begins)]
+        ends = [stretch.end for stretch in stretches(body, begins) if stretch is not None]
         later = [(at, read(body, at)[0]) for end in ends if (at := next_item(body, end)) is not None]
     assert (found, [*found]) == (orjson.loads(body), [*orjson.loads(body)])
     assert bound.values >= counted(whole)
@@ -132,8 +132,25 @@ def test_brackets_in_strings_do_not_count_as_nesting() -> None:
     assert read(body)[0] == orjson.loads(body)
 
 
-def test_wrong_places_are_tried_so_often_and_no_more() -> None:
-    parts = [{"type": "text", "text": "x" * 100}] * 3000
+def test_few_wrong_places_are_tried() -> None:
+    parts = [{"type": "text", "text": "x" * 10}] * 5000
+    body = json.dumps({"messages": [{"content": parts}, {"content": "y"}]}, separators=(",", ":")).encode()
+    found = [*stretches(body, items_begin(body, "messages"))]
+    assert [stretch is None for stretch in found] == [True] * found.count(None) + [False]
+    assert 1 < found.count(None) < 12
+
+
+def test_an_item_that_is_too_long_to_be_read_at_once_is_not_read_here() -> None:
+    parts = [{"type": "text", "text": "x" * 100}] * 6000
     body = json.dumps({"messages": [{"content": parts}, {"content": "y"}]}, separators=(",", ":")).encode()
     with pytest.raises(UnlistedError):
         read(body)
+
+
+@pytest.mark.parametrize("name", [b'"messages"', b'"messages":', b'"messages":['])
+def test_a_name_without_a_list_is_passed_over_a_few_times(name: bytes) -> None:
+    wrong = json.dumps([name.decode()] * 2).encode()
+    body = b'{"x":%b,"messages":[{"a":1}]}' % wrong
+    assert read(body)[0] == orjson.loads(body)
+    with pytest.raises(UnlistedError):
+        read(b'{"x":%b,"messages":[{"a":1}]}' % json.dumps({"messages": 1, "y": [{"messages": 1}] * 5}).encode())

@@ -104,15 +104,20 @@ class ListedBodies:
         long_texts: dict[str, bytes] = {}
         ends: list[ItemEnd] = []
         for stretch in stretches(body, at):
+            if stretch is None:
+                yield 0
+                continue
             if has_long_string(stretch.text):
                 items += yield from _short(stretch.text, long_texts)
             else:
                 items += stretch.items
                 yield _TEXT_FACTOR * len(stretch.text) + _VALUE_BYTES * stretch.bound.values
             bound += stretch.bound
+            self._check(bound)
             ends.append(ItemEnd(len(items), stretch.end - begin, bound))
             at = stretch.end
         frame = frame_bytes(body, begin, at, _ONLY)
+        self._check(bound + bound_of(frame) if start is None else bound + bound_of(frame) + start.counted.bound)
         fields = read_frame(frame, listing.name, _ONLY)
         if has_long_string(frame):
             fields = yield from _short(frame, long_texts)
@@ -121,9 +126,6 @@ class ListedBodies:
             except UnreadableJsonError as error:
                 raise UnlistedError(error.reason) from error
         fields[listing.name] = items
-        bound += bound_of(frame) if start is None else bound_of(frame) + start.counted.bound
-        if bound.values + bound.commas // 10 > self._max_json_values:
-            raise UnlistedError("it may be beyond the bounds")
         listed = ListedBody(request.path, fields, long_texts, ends, start)
         found = listed_prompt(listed, max_parts=self._max_prompt_parts)
         yield _TEXT_FACTOR * len(frame)
@@ -144,6 +146,10 @@ class ListedBodies:
             if found.marks:
                 found.sent.hashed = partial(self._known.keep, listing.hashes, found.head, start, found.marks)
         return read
+
+    def _check(self, bound: JsonBound) -> None:
+        if bound.values + bound.commas // 10 > self._max_json_values:
+            raise UnlistedError("it may be beyond the bounds")
 
 
 def _model_span(frame: bytes, fields: Mapping[str, Any], begin: int, left_out: int) -> tuple[int, int] | None:
