@@ -12,6 +12,8 @@ from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import xxhash
+
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.listed_json import (
     JsonBound,
@@ -24,18 +26,22 @@ from dualmap.api_bodies.listed_json import (
     read_frame,
     stretches,
 )
+from dualmap.api_bodies.prompt import LongTexts
 from dualmap.router.http.admission import LONG_BODY_BYTES, content_encoding, inference_request_of
 from dualmap.router.http.body_edits import json_model_span
 from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
 from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import InferenceRequest
-from dualmap.router.prompts.known_bodies import KnownBodies, ListHashes, Mark
-from dualmap.router.prompts.listed_prompt import LISTS, ItemEnd, ListedBody, listed_prompt
-from dualmap.scheduling.values import value
+from dualmap.router.prompts.known_bodies import KnownBodies, Listed, ListHashes, Mark
+from dualmap.router.prompts.listed_prompt import LISTS, Head, ItemEnd, ListedBody, listed_prompt
+from dualmap.scheduling.values import record, value
 
 _ONLY: Final = secrets.token_hex(16)
 
+MAX_FRAME_BYTES: Final = 16 << 20
+"""Most memory for the objects around lists: some 80 with tools of 40 KB."""
 _VALUE_BYTES: Final = 200
 _TEXT_FACTOR: Final = 5
 """Upper bounds of the memory of a value, and of text by its bytes."""
@@ -45,6 +51,8 @@ _TEXT_FACTOR: Final = 5
 class Listing:
     """A body whose list was found."""
 
+    whose: int
+    """Hash of tenant and path."""
     name: str
     begin: int
     """The place of its first item."""
@@ -54,7 +62,22 @@ class Listing:
 
     def is_short(self, mark: Mark) -> bool:
         """Whether what is not known reads like a short body."""
-        return self.begin + len(self.hashes) - mark.end <= LONG_BODY_BYTES
+        return len(self.hashes) - mark.end - mark.run.behind <= LONG_BODY_BYTES
+
+
+@record
+class Frame:
+    """The object around a list, as agents of one program send it again and again."""
+
+    fields: Mapping[str, Any]
+    """Its fields, which are not changed."""
+    long_texts: LongTexts
+    bound: JsonBound
+    doubled: frozenset[str]
+    model_span: tuple[int, int] | None
+    """Span of the model's name in the frame."""
+    head: Head | None = None
+    """What its prompts have before the list, once this is known."""
 
 
 class ListedBodies:
@@ -65,6 +88,7 @@ class ListedBodies:
         trusts_transfers: bool,
     ) -> None:  # fmt: skip
         self._known = known
+        self._frames = Kept[int, Frame](MAX_FRAME_BYTES)
         self._max_json_values = max_json_values
         self._max_json_bytes = max_json_bytes
         self._max_prompt_parts = max_prompt_parts
@@ -81,16 +105,17 @@ class ListedBodies:
             return None
         tenant = "" if request.caller is None else request.caller.tenant.name
         hashes = ListHashes(body, begin, tenant, request.path)
-        return Listing(name, begin, hashes, [*self._known.find(hashes)])
+        return Listing(hashes.grid[0], name, begin, hashes, [*self._known.find(hashes)])
 
     def forget(self, mark: Mark) -> None:
         """Forget what is known of a list, which is of no use."""
         self._known.forget(mark.run)
 
     def read(
-        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, *, at_once: bool
     ) -> Generator[int, None, InferenceRequest]:
-        """The request, from a mark on, in steps: each yields an upper bound of the memory that it took.
+        """The request, from a mark on, in steps: each yields an upper bound of the memory that it took. ``at_once``:
+        they are short, or it is not read.
 
         Raises:
             UnlistedError: it is not to be read so.
@@ -116,48 +141,59 @@ class ListedBodies:
             self._check(bound)
             ends.append(ItemEnd(len(items), stretch.end - begin, bound))
             at = stretch.end
-        frame = frame_bytes(body, begin, at, _ONLY)
-        self._check(bound + bound_of(frame) if start is None else bound + bound_of(frame) + start.counted.bound)
-        fields = read_frame(frame, listing.name, _ONLY)
-        if has_long_string(frame):
-            fields = yield from _short(frame, long_texts)
-            try:
-                check_counts(fields, long_texts)
-            except UnreadableJsonError as error:
-                raise UnlistedError(error.reason) from error
-        fields[listing.name] = items
-        listed = ListedBody(request.path, fields, long_texts, ends, start)
+        frame = yield from self._frame(frame_bytes(body, begin, at, _ONLY), listing, at_once=at_once)
+        self._check(bound + frame.bound if start is None else bound + frame.bound + start.counted.bound)
+        fields = {**frame.fields, listing.name: items}
+        long_texts |= frame.long_texts
+        listed = ListedBody(request.path, fields, long_texts, ends, start, frame.head)
         found = listed_prompt(listed, max_parts=self._max_prompt_parts)
-        yield _TEXT_FACTOR * len(frame)
+        prompt = None if found is None else found.sent
         read = inference_request_of(
-            request,
-            request_id,
-            fields,
-            None if found is None else found.sent,
-            long_texts,
-            trusts_transfers=self._trusts_transfers,
+            request, request_id, fields, prompt, long_texts, trusts_transfers=self._trusts_transfers
         )
-        read.model_span = _model_span(frame, fields, begin, len(body) - len(frame))
-        if may_be_doubled(frame, fields, RULED_FIELDS):
-            read.doubled = yield from _doubled(frame)
+        read.doubled, span = frame.doubled, frame.model_span
+        if span is not None:
+            left_out = 0 if span[0] < begin else at - begin - len(_ONLY) - 2
+            read.model_span = span[0] + left_out, span[1] + left_out
         if found is not None:
             if start is not None:
                 self._known.use(start)
             if found.marks:
-                found.sent.hashed = partial(self._known.keep, listing.hashes, found.head, start, found.marks)
+                kept = Listed(listing.hashes, found.digest, len(body) - at)
+                found.sent.hashed = partial(self._known.keep, kept, start, found.marks)
+            frame.head = frame.head or found.head
         return read
+
+    def _frame(self, text: bytes, listing: Listing, *, at_once: bool) -> Generator[int, None, Frame]:
+        """The object around a list. Raises UnlistedError."""
+        key = xxhash.xxh3_128_intdigest(text, listing.whose)
+        known = self._frames.get(key)
+        if known is not None:
+            return known
+        if at_once and len(text) > LONG_BODY_BYTES:
+            raise UnlistedError("it takes long to read")
+        bound = bound_of(text)
+        self._check(bound)
+        fields = read_frame(text, listing.name, _ONLY)
+        long_texts: dict[str, bytes] = {}
+        if has_long_string(text):
+            fields = yield from _short(text, long_texts)
+            try:
+                check_counts(fields, long_texts)
+            except UnreadableJsonError as error:
+                raise UnlistedError(error.reason) from error
+        yield _TEXT_FACTOR * len(text)
+        doubled: frozenset[str] = frozenset()
+        if may_be_doubled(text, fields, RULED_FIELDS):
+            doubled = yield from _doubled(text)
+        span = json_model_span(text) if isinstance(fields.get("model"), str) else None
+        frame = Frame(fields, long_texts, bound, doubled, span)
+        self._frames.keep(key, frame, _TEXT_FACTOR * len(text) + _VALUE_BYTES * bound.values)
+        return frame
 
     def _check(self, bound: JsonBound) -> None:
         if bound.values + bound.commas // 10 > self._max_json_values:
             raise UnlistedError("it may be beyond the bounds")
-
-
-def _model_span(frame: bytes, fields: Mapping[str, Any], begin: int, left_out: int) -> tuple[int, int] | None:
-    """The span of the model's name in a body, of which so many bytes behind ``begin`` are not in the frame."""
-    if not isinstance(fields.get("model"), str):
-        return None
-    start, end = json_model_span(frame)
-    return (start, end) if start < begin else (start + left_out, end + left_out)
 
 
 def _short(text: bytes, long_texts: dict[str, bytes]) -> Generator[int, None, Any]:

@@ -12,7 +12,6 @@ from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import filterfalse
 from typing import Final
 
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
@@ -109,7 +108,7 @@ class LongBodies:
         if listing is not None:
             for mark in filter(listing.is_short, listing.marks):
                 with suppress(UnlistedError):
-                    return without_pause(self._read_listed(request, request_id, listing, mark))
+                    return without_pause(self._read_listed(request, request_id, listing, mark, at_once=True))
         await self._turns.take("" if request.caller is None else request.caller.tenant.name)
         try:
             return await in_steps(self._read_whole(request, request_id, listing))
@@ -121,20 +120,20 @@ class LongBodies:
     ) -> Generator[None, None, InferenceRequest]:
         """The request, by stretches where its body comes apart; most of it may be known."""
         if listing is not None:
-            for mark in (*filterfalse(listing.is_short, listing.marks), None):
+            for mark in (*listing.marks, None):
                 with suppress(UnlistedError):
                     return (yield from self._read_listed(request, request_id, listing, mark))
         return (yield from self._read(request, request_id))
 
     def _read_listed(
-        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, *, at_once: bool = False
     ) -> Generator[None, None, InferenceRequest]:
         """The request, read from a mark on.
 
         Raises:
             UnlistedError: it does not go on from there.
         """
-        reading, counted = self._listed.read(request, request_id, listing, start), 0
+        reading, counted = self._listed.read(request, request_id, listing, start, at_once=at_once), 0
         try:
             while True:
                 try:

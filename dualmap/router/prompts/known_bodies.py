@@ -98,6 +98,8 @@ class Run:
     block_bytes: int
     head: int
     """Hash of what the prompt has before the list."""
+    behind: int
+    """Bytes of the last body behind its list."""
     hashes: array[int] = field(default_factory=lambda: array("Q"))
     marks: list[Mark] = field(default_factory=list)
     points: list[int] = field(default_factory=list)
@@ -156,6 +158,17 @@ class ListHashes:
         return running.intdigest()
 
 
+@value
+class Listed:
+    """A list that was read, and what is around it."""
+
+    hashes: ListHashes
+    head: int
+    """Hash of what the prompt has before it."""
+    behind: int
+    """Bytes of the body behind it."""
+
+
 class KnownBodies:
     """Runs, bounded by memory."""
 
@@ -195,12 +208,13 @@ class KnownBodies:
         if key in self._used:
             self._used.move_to_end(key)
 
-    def keep(self, hashes: ListHashes, head: int, start: Mark | None, new: Sequence[NewMark], text: HashedText) -> None:
+    def keep(self, listed: Listed, start: Mark | None, new: Sequence[NewMark], text: HashedText) -> None:
         """Keep the new marks of a list, in order, all behind ``start``."""
+        hashes = listed.hashes
         new = [mark for mark in new if mark.size >= text.block_bytes]
         if not new:
             return
-        run = self._run_for(head, start, text)
+        run = self._run_for(listed, start, text)
         first = 0 if start is None else start.blocks
         run.hashes.extend(text.hashes[first : new[-1].size // text.block_bytes])
         place = 0 if start is None else start.end // GRID_BYTES + 1
@@ -222,14 +236,15 @@ class KnownBodies:
         self.memory_bytes -= counted
         self._let_go(run)
 
-    def _run_for(self, head: int, start: Mark | None, text: HashedText) -> Run:
+    def _run_for(self, listed: Listed, start: Mark | None, text: HashedText) -> Run:
         """The run to which marks behind ``start`` are added: its own, if they follow its last one, or a new one."""
         if start is None:
-            return Run(text.seed, text.block_bytes, head)
+            return Run(text.seed, text.block_bytes, listed.head, listed.behind)
         run = start.run
         if run.marks[-1] is start and id(run) in self._used:
+            run.behind = listed.behind
             return run
-        return Run(text.seed, text.block_bytes, head, run.hashes[: start.blocks])
+        return Run(text.seed, text.block_bytes, listed.head, listed.behind, run.hashes[: start.blocks])
 
     def _drop_former_end(self, run: Run) -> None:
         """Drop the mark at the end of a run that grows, unless it is far from the one before it."""

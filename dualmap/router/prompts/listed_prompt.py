@@ -41,6 +41,15 @@ class ItemEnd:
 
 
 @value
+class Head:
+    """What a prompt has before the list: tools, a system prompt of its own."""
+
+    digest: int
+    messages: int
+    """Messages of the chat that it is."""
+
+
+@value
 class ListedBody:
     """A body that was read by stretches."""
 
@@ -52,6 +61,8 @@ class ListedBody:
     ends: Sequence[ItemEnd]
     start: Mark | None
     """Where reading began; None: at the first item."""
+    head: Head | None = None
+    """The head that these fields make, unless items change it; None: it is not known."""
 
 
 @value
@@ -59,8 +70,10 @@ class ListedPrompt:
     """The prompt of such a body, and what can be kept of it."""
 
     sent: SentPrompt
-    head: int
+    digest: int
     """Hash of what the prompt has before the list."""
+    head: Head | None
+    """What the fields around the list make; None where this is not known, or no prompt goes on from it."""
     marks: Sequence[NewMark]
 
 
@@ -71,49 +84,58 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
         UnlistedError: what is behind the mark does not continue what is before it.
     """
     places: list[Place] = []
+    start, name = body.start, LISTS[body.path]
+    changes = body.path == MESSAGES_PATH and any(map(_may_change_tools, body.fields[name]))
+    known_head = None if start is None or changes else body.head
     try:
-        chat, begins = _chat_of(body)
+        chat, begins = _chat_of(body.path, body.fields if known_head is None else {name: body.fields[name]})
         prompt = chat_prompt(chat, body.long_texts, max_parts=max_parts, places=places)
     except (PromptError, UnreadableJsonError, RecursionError) as error:
-        if body.start is None:
+        if start is None:
             return None
         raise UnlistedError(str(error)) from error
     pieces, messages = prompt.pieces, chat["messages"]
     begins.append(len(messages))
-    head = places[begins[0]].pieces
-    digest = xxhash.xxh3_128_intdigest(joined(pieces[:head]))
+    before = places[begins[0]].pieces
+    head = known_head or Head(xxhash.xxh3_128_intdigest(joined(pieces[:before])), begins[0])
     plain = not (prompt.has_media or prompt.unread)
-    start = body.start
+    kept_head = head if plain and not changes else None
     if start is None:
         sent = sent_as(body.path, body.fields, prompt, body.long_texts)
         marks = [*_marks(body, messages, begins, places, pieces)] if plain else []
-        return None if sent is None else ListedPrompt(sent, digest, marks)
+        return None if sent is None else ListedPrompt(sent, head.digest, kept_head, marks)
     known = start.counted
     if (
         not plain
-        or digest != start.run.head
-        or len(messages) + known.messages > max_parts
+        or head.digest != start.run.head
+        or head.messages + len(messages) - begins[0] + known.messages > max_parts
         or places[-1].parts + known.parts > max_parts
     ):
         raise UnlistedError("it is not what was known, continued")
     salt = body.fields.get("cache_salt")
     sent = SentPrompt(
-        ContinuedText(start.known, pieces[head:]),
+        ContinuedText(start.known, pieces[before:]),
         salt if isinstance(salt, str) else None,
         shows_its_text(body.fields),
         output_limit(body.path, body.fields),
     )
-    return ListedPrompt(sent, digest, [*_marks(body, messages, begins, places, pieces[head:])])
+    marks = [*_marks(body, messages, begins, places, pieces[before:])]
+    return ListedPrompt(sent, head.digest, kept_head, marks)
 
 
-def _chat_of(body: ListedBody) -> tuple[Mapping[str, Any], list[int]]:
+def _chat_of(path: str, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[int]]:
     """The chat, and for each item the number of its messages before it."""
     begins: list[int] = []
-    if body.path == MESSAGES_PATH:
-        return chat_of_message(body.fields, begins=begins), begins
-    if body.path == RESPONSES_PATH:
-        return chat_of_response(body.fields, begins=begins), begins
-    return body.fields, [*range(len(body.fields["messages"]))]
+    if path == MESSAGES_PATH:
+        return chat_of_message(fields, begins=begins), begins
+    if path == RESPONSES_PATH:
+        return chat_of_response(fields, begins=begins), begins
+    return fields, [*range(len(fields["messages"]))]
+
+
+def _may_change_tools(item: Any) -> bool:
+    """Whether a message of the messages API may change the tools, which stand before all messages."""
+    return isinstance(item, dict) and item.get("role") == "system"
 
 
 def _marks(
@@ -127,8 +149,8 @@ def _marks(
     skipped = 0 if start is None else head.pieces
     checked = counted = 0
     for each in body.ends:
-        if body.path == MESSAGES_PATH and any(item["role"] == "system" for item in items[checked : each.items]):
-            return  # it may change the tools, which stand before all messages
+        if body.path == MESSAGES_PATH and any(map(_may_change_tools, items[checked : each.items])):
+            return
         checked, before = each.items, begins[each.items]
         if body.path == RESPONSES_PATH and chat[before - 1]["role"] == "assistant":
             continue  # the next item may become a part of it

@@ -16,10 +16,10 @@ import random
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import SentPrompt
 from dualmap.router.prompts.prompt import Unrendered
 from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
-from dualmap.router.tokens.kept import Kept
 from dualmap.router.tokens.rendered_prompt import (
     RENDER_PATH,
     ImageTokens,

@@ -17,10 +17,10 @@ from typing import Any, Final
 import orjson
 import xxhash
 
+from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import SentPrompt, TokenSource
 from dualmap.router.prompts.prompt import TokenizedHow
 from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
-from dualmap.router.tokens.kept import Kept
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dualmap.api_bodies import listed_json
 from dualmap.router.errors import RouterError
-from dualmap.router.http.admission import read_inference_request
+from dualmap.router.http.admission import LONG_BODY_BYTES, read_inference_request
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.request_reader import ClientRequest
@@ -282,14 +282,26 @@ async def test_a_salt_that_was_set_later_counts() -> None:
     assert await chain_of(read.prompt) == await chain_of(whole.prompt)
 
 
-async def test_a_short_rest_is_read_at_once_while_a_long_body_is_read() -> None:
+@pytest.mark.parametrize("tools", [None, [{"name": "t", "description": "x" * LONG_BODY_BYTES}]])
+async def test_a_short_rest_is_read_at_once_while_a_long_body_is_read(tools: Any) -> None:
     known = reader()
-    await read_on(known, turn(6))
+    await read_on(known, turn(6, tools=tools))
     slow = asyncio.ensure_future(known.read(request_of(MESSAGES, turn(2000)), "long"))
     await asyncio.sleep(0)
-    assert await read_on(known, turn(7)) == prompt_bytes(6)
+    assert await read_on(known, turn(7, tools=tools)) is not None
     assert not slow.done()
     await slow
+
+
+async def test_fields_of_a_known_kind_are_read_again_where_one_differs() -> None:
+    known = reader()
+    for count, limit in enumerate([5, 5, 7, 7, 5], start=6):
+        read = await known.read(request_of(CHAT, turn(count, max_tokens=limit, model="other")), "id")
+        assert read.prompt is not None and read.prompt.output_limit == limit
+        body = turn(count, max_tokens=limit, model="other")
+        assert read.model_span is not None and body[slice(*read.model_span)] == b'"other"'
+        await chain_of(read.prompt)
+    assert await read_on(known, turn(12, max_tokens=5, model="other")) == prompt_bytes(10)
 
 
 LONG = 'a "long" {text}\n' * 4000

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualmap.router.prompts import known_bodies
-from dualmap.router.prompts.known_bodies import Counted, HashedText, KnownBodies, ListHashes, Mark, NewMark
+from dualmap.router.prompts.known_bodies import Counted, HashedText, KnownBodies, Listed, ListHashes, Mark, NewMark
 
 GRID_BYTES = 100
 BLOCK_BYTES = 8
@@ -40,7 +40,7 @@ def keep(known: KnownBodies, items: Sequence[bytes], *, head: int = 1) -> Mark |
     new = [NewMark(end, end, Counted(items=end)) for end in kept]
     if start is not None:
         known.use(start)
-    known.keep(hashes, head, start, new, hashed(text, before))
+    known.keep(Listed(hashes, head, 1), start, new, hashed(text, before))
     return start
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualmap.router.tokens.kept import Kept
+from dualmap.router.kept import Kept
 
 
 def test_what_was_used_least_recently_goes_first() -> None:
