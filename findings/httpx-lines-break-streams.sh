@@ -2,11 +2,12 @@
 # httpx 0.28.1 and huggingface_hub 2.4.0 from PyPI, reading the event stream of a chat completion.
 #
 # Guess: `iter_lines()` ends lines where event streams end them: at LF, CR and CRLF.
-# Seen: it also ends them inside of the text, at U+2028, U+2029 and U+0085, as Python's `str.splitlines()` does. JSON need
-# not escape these, and engines send them as they are. The event is cut: JSONDecodeError "Unterminated string". So it is in
-# huggingface_hub's `InferenceClient` with any server as `base_url`. httpx-sse 0.4.3 and openai 3.57.0 read the same stream.
-# For users: one U+2028 in a prompt's document that the model repeats ends the stream of such a client, always at the same
-# token; the server's log shows a client that left. Read with `iter_raw()` or a parser of event streams.
+# Seen: it also ends them inside of the text, at U+2028, U+2029 and U+0085, as Python's `str.splitlines()` does. JSON
+# need not escape these, and engines send them as they are. The event is cut: JSONDecodeError "Unterminated string".
+# So it is in huggingface_hub's `InferenceClient` with any server as `base_url`. httpx-sse 0.4.3 and openai 3.57.0
+# read the same stream.
+# For users: one U+2028 in a prompt's document that the model repeats ends the stream of such a client, always at the
+# same token; the server's log shows a client that left. Read with `iter_raw()` or a parser of event streams.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,13 +1,14 @@
 #!/bin/sh
 # requests 2.34.2, httpx 0.28.1, aiohttp 3.14.5 and openai 3.57.0 from PyPI, undici 6.21.1 (Node's `fetch`) from npm.
 #
-# Guess: an interim answer (100 Continue, 102 Processing, 103 Early Hints) in front of the real one is skipped by every
-# client, as RFC 9110, section 15.2 asks of them; so a router can send them while a request waits in its queue.
-# Seen: httpx, aiohttp and openai skip all three. requests, on Python's http.client, takes 102 and 103 as the answer itself:
-# no exception, status 102, `ok` is true and the body is empty. undici skips 102 and 103, but ends a request that sent no
-# `Expect` at a 100: "SocketError: bad response".
+# Guess: an interim answer (100 Continue, 102 Processing, 103 Early Hints) in front of the real one is skipped by
+# every client, as RFC 9110, section 15.2 asks of them; so a router can send them while a request waits in its queue.
+# Seen: httpx, aiohttp and openai skip all three. requests, on Python's http.client, takes 102 and 103 as the answer
+# itself: no exception, status 102, `ok` is true and the body is empty. undici skips 102 and 103, but ends a request
+# that sent no `Expect` at a 100: "SocketError: bad response".
 # For users: no interim status is safe for all clients. A router keeps a waiting request alive with the headers of its
-# answer and comments in the stream, or not at all; a proxy that turns early hints on breaks clients that use requests.
+# answer and comments in the stream, or not at all; a proxy that turns early hints on breaks clients that use
+# requests.
 set -eu
 command -v node >/dev/null && command -v npm >/dev/null || exit 2
 folder=$(mktemp -d)

@@ -2,10 +2,12 @@
 # langchain-openai 1.7.4 (with langchain-core 1.8.3) from PyPI, on vLLM's `stream_options.continuous_usage_stats`.
 #
 # Guess: `usage` in every chunk is a running total, as vLLM documents it, and the client reports the last one.
-# Seen: the client adds all of them up. An answer of 2 tokens to a prompt of 100 in 4 chunks with usage is reported as 400
-# prompt tokens and 5 completion tokens; a long answer as millions. The openai client leaves the choice to its caller.
-# For users: running usage must not reach such a client unless it asked. A proxy that adds `continuous_usage_stats`, to
-# meter cut streams, has to take the usage out of every chunk but the last. The fleet asks for the last chunk's usage only.
+# Seen: the client adds all of them up. An answer of 2 tokens to a prompt of 100 in 4 chunks with usage is reported as
+# 400 prompt tokens and 5 completion tokens; a long answer as millions. The openai client leaves the choice to its
+# caller.
+# For users: running usage must not reach such a client unless it asked. A proxy that adds `continuous_usage_stats`,
+# to meter cut streams, has to take the usage out of every chunk but the last. The fleet asks for the last chunk's
+# usage only.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

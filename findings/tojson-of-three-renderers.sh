@@ -1,13 +1,15 @@
 #!/bin/sh
 # jinja2 3.1.6, minijinja 3.1.0 and transformers 5.24.0 from PyPI, on the `tojson` of a chat template.
 #
-# Guess: `{{ tools[0] | tojson }}`, by which most templates write their tools, gives one text in all three; templates are
-# plain Jinja.
-# Seen: three texts. transformers, which engines use, replaces the filter: keys stay in order, characters as they are. jinja2
-# sorts keys, and writes `<`, `>`, `&` and `'` as \u003c and so on. minijinja keeps the order and escapes as well.
-# For users: a router, a proxy or a test that renders by another library than the engine has other tokens from the first
-# apostrophe of a tool's description on: hit forecasts of prompts with tools are 0 behind it, token counts are off, and
-# prompts that it renders itself are not what the model was trained on. Replace the filter, as the fleet does.
+# Guess: `{{ tools[0] | tojson }}`, by which most templates write their tools, gives one text in all three; templates
+# are plain Jinja.
+# Seen: three texts. transformers, which engines use, replaces the filter: keys stay in order, characters as they are.
+# jinja2 sorts keys, and writes `<`, `>`, `&` and `'` as \u003c and so on. minijinja keeps the order and escapes as
+# well.
+# For users: a router, a proxy or a test that renders by another library than the engine has other tokens from the
+# first apostrophe of a tool's description on: hit forecasts of prompts with tools are 0 behind it, token counts are
+# off, and prompts that it renders itself are not what the model was trained on. Replace the filter, as the fleet
+# does.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -2,12 +2,13 @@
 # tokenizers 0.23.3, fastokens 0.3.5 and transformers 5.24.0 from PyPI, on one tokenizer.json.
 #
 # Guess: the three give the same tokens for the same text; they read the same file.
-# Seen: a tokenizer.json may hold `truncation` and `padding`, as those of many embedding and rerank models do. tokenizers
-# and fastokens obey them: with 16 in the file a text of 70 tokens has 16, and one of 2 tokens has 16. transformers, which
-# engines use, resets both at each call: 70 and 2.
-# For users: a router that counts with tokenizers believes that every prompt of such a model has one fixed length: limits and
-# meters are wrong, and long prompts with a common head look equal. Call `no_truncation()` and `no_padding()` after loading,
-# as the fleet does; fastokens has no such calls, so give it the JSON that tokenizers writes after them.
+# Seen: a tokenizer.json may hold `truncation` and `padding`, as those of many embedding and rerank models do.
+# tokenizers and fastokens obey them: with 16 in the file a text of 70 tokens has 16, and one of 2 tokens has 16.
+# transformers, which engines use, resets both at each call: 70 and 2.
+# For users: a router that counts with tokenizers believes that every prompt of such a model has one fixed length:
+# limits and meters are wrong, and long prompts with a common head look equal. Call `no_truncation()` and
+# `no_padding()` after loading, as the fleet does; fastokens has no such calls, so give it the JSON that tokenizers
+# writes after them.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

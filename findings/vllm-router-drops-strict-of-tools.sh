@@ -3,11 +3,12 @@
 #
 # Guess: the router forwards the body of a chat as the client sent it; it reads it to choose a server.
 # Seen: it reads the body into its own types and writes these. `strict` of a tool is gone, and so is
-# `stream_options.continuous_usage_stats`; unknown fields at the top stay. Defaults are added that the client did not send:
-# `skip_special_tokens`, `include_reasoning`, `ignore_eos` and more.
-# For users: vLLM holds the arguments of a tool to its schema only if the tool says `strict: true`. The same request gives
-# valid arguments directly and any JSON behind this router; the log of neither shows why. Compare the bodies on both sides
-# of a proxy before comparing answers. The fleet forwards bodies as they came, but for the fields that docs/reference/http.md names.
+# `stream_options.continuous_usage_stats`; unknown fields at the top stay. Defaults are added that the client did not
+# send: `skip_special_tokens`, `include_reasoning`, `ignore_eos` and more.
+# For users: vLLM holds the arguments of a tool to its schema only if the tool says `strict: true`. The same request
+# gives valid arguments directly and any JSON behind this router; the log of neither shows why. Compare the bodies on
+# both sides of a proxy before comparing answers. The fleet forwards bodies as they came, but for the fields that
+# docs/reference/http.md names.
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
