@@ -252,6 +252,24 @@ class InstanceSettings(BaseModel):
         return InstanceSpec(instance_id=self.id, url=self.url, state=state, **self.model_dump(include=same))
 
 
+class AdapterSettings(BaseModel):
+    """The room of each instance for LoRA adapters, and what loading one takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    slots: int | None = Field(
+        None, ge=1, le=10**6, description="adapters on the device, vLLM's max_loras (none: as the instance reports)"
+    )
+    host_slots: int | None = Field(
+        None,
+        ge=1,
+        le=10**6,
+        description="adapters in host memory, max_cpu_loras (none: as the instance reports, else as on the device)",
+    )
+    host_ms: int = Field(20, ge=0, le=10**6, description="time of an adapter from host memory to the device")
+    disk_ms: int = Field(500, ge=0, le=10**6, description="time of an adapter into host memory")
+
+
 class PoolSettings(BaseModel):
     """Instances that serve one model, and the names clients may call it by."""
 
@@ -261,6 +279,7 @@ class PoolSettings(BaseModel):
     model: str = Field("default", min_length=1, description="model name the instances serve")
     aliases: tuple[str, ...] = Field((), description="other names for the model")
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
+    adapters: AdapterSettings = Field(AdapterSettings(), description="the room of each instance for LoRA adapters")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
     discovery: DiscoverySettings | None = Field(
         None, description="where the leading worker finds further instances (none: nowhere)"

@@ -88,6 +88,7 @@ class PoolKeys:
     queue_log = _KeyOf("queue_log:")
     kv = _KeyOf("kv:")
     kv_tier = _KeyOf("kv_tier:")
+    adapters = _KeyOf("adapters:")
     kv_events = _KeyOf("kv_events:")
     kv_names = _KeyOf("kv_names:")
     grants = _KeyOf("grants:")

@@ -84,6 +84,20 @@ class InstanceRecord(LiveCounts):
         sparse=True,
     )
     tiers: int = documented("number of its tiers in `instances:tiers`", default=0, sparse=True)
+    adapter_slots: int = documented(
+        "of the description: adapters that it has on the device at a time; 0: not known, and not followed",
+        default=0,
+        sparse=True,
+    )
+    adapter_host_slots: int = documented(
+        "of the description: adapters that it has in host memory, those on the device among them",
+        default=0,
+        sparse=True,
+    )
+    adapter_host_ms: int = documented(
+        "of the description: time of an adapter from host memory to the device", default=0, sparse=True
+    )
+    adapter_disk_ms: int = documented("of the description: time of an adapter into host memory", default=0, sparse=True)
     version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod
@@ -108,12 +122,19 @@ class InstanceRecord(LiveCounts):
         return [name for name, begins in begun.items() if begins]
 
     def load(
-        self, instance_id: str, now_ms: int, hit_blocks: int, window_tokens: float = 0.0, found: TierLoad = NO_LOAD
+        self,
+        instance_id: str,
+        now_ms: int,
+        hit_blocks: int,
+        window_tokens: float = 0.0,
+        *,
+        found: TierLoad = NO_LOAD,
+        adapter_s: float = 0.0,
     ) -> InstanceLoad:
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         stalls = stalled_s(self, now_ms)
-        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, found)
+        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, found, adapter_s)
         placed = (instance_id, _STATES[self.state], *_placed_figures(self), *_counts(self), *_named_figures(self))
         return in_order(InstanceLoad, (*placed, *derived))
 
@@ -143,12 +164,14 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
 
 EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
 EMPTY_LOADED: Final[Mapping[str, TierLoad]] = MappingProxyType({})
+NO_WAITS: Final[Mapping[str, float]] = MappingProxyType({})
 _TEXTS = {"state", "role", *(each.name for each in fields(StoredRequest) if str(each.type) not in ("int", "bool"))}
 
 
 class Record:
-    """Some fields in one text of JSON, texts before numbers. No text has quotes or backslashes, unless it was escaped
-    before. A text may have fields that a newer version added, and lack those that this one did."""
+    """Some fields in one text of JSON, texts before numbers, what is sparse last. No text has quotes or backslashes,
+    unless it was escaped before. A text may have fields that a newer version added, and lack those that this one
+    did."""
 
     def __init__(
         self,
@@ -161,7 +184,7 @@ class Record:
         ``rare`` ones seldom change. Those that are ``sparse`` are left out where all of them are 0: most records have
         none."""
         self.rare = rare
-        self.names = tuple(sorted(names, key=lambda name: (name not in _TEXTS) + (name in sparse)))
+        self.names = tuple(sorted(names, key=lambda name: (name in sparse, name not in _TEXTS)))
         self.added = added
         self._usual = len(names) - len(sparse)
         """Fields before those that are sparse."""
@@ -236,7 +259,9 @@ _in_order, _in_text = itemgetter(*_INSTANCE_FIELDS), attrgetter(*INSTANCE.names)
 PLACED: Final = Record(
     PLACED_FIELDS, _added(StoredRequest, PLACED_FIELDS), sparse=_sparse(StoredRequest, PLACED_FIELDS)
 )
-REPORTED: Final = Record(REPORTED_FIELDS, _added(StoredRequest, REPORTED_FIELDS))
+REPORTED: Final = Record(
+    REPORTED_FIELDS, _added(StoredRequest, REPORTED_FIELDS), sparse=_sparse(StoredRequest, REPORTED_FIELDS)
+)
 
 
 REQUEST_TEXTS = ("placed", "told")
@@ -245,9 +270,10 @@ REQUEST_TEXTS = ("placed", "told")
 
 def reported_of(request: StoredRequest) -> bytes:
     """The text of what the replica reports of a request; it never changes."""
-    named = request.account or request.model  # an account ends with the name of a model
+    named = request.account or request.model or request.adapter  # an account ends with the name of a model
     if named and not (named.isprintable() and '"' not in named and "\\" not in named):
-        request = replace(request, model=_escaped(request.model), account=_escaped(request.account))
+        model, account, adapter = map(_escaped, (request.model, request.account, request.adapter))
+        request = replace(request, model=model, account=account, adapter=adapter)
     return REPORTED.pack(_reported(request))
 
 
@@ -288,10 +314,8 @@ def request_from(request_id: str, texts: Sequence[bytes | None]) -> StoredReques
         return None
 
 
-def load_from(
-    instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: TierLoad = NO_LOAD
-) -> InstanceLoad:
-    return InstanceRecord.parse(record).load(instance_id, now_ms, hit_blocks, found=found)
+def load_from(instance_id: str, record: bytes, now_ms: int) -> InstanceLoad:
+    return InstanceRecord.parse(record).load(instance_id, now_ms, 0)
 
 
 _HIT_STEP: Final = b'"hit_step_tokens":'
@@ -301,20 +325,28 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
     """Loads by instance id from what a script replied, each made when it is first read, which few are. Raises
     UnreadableStateError then where the record is none."""
 
-    __slots__ = ("_flat", "_made", "_now_ms", "hits", "loaded")
+    __slots__ = ("_flat", "_made", "_now_ms", "_waits", "hits", "loaded")
 
-    def __init__(self, flat: Sequence[Any], now_ms: int, loaded: Mapping[str, TierLoad] = EMPTY_LOADED) -> None:
-        """``flat`` is an id, a record, a hit, an id, …; ``loaded`` has what is loaded, where something is."""
+    def __init__(
+        self,
+        flat: Sequence[Any],
+        now_ms: int,
+        loaded: Mapping[str, TierLoad] = EMPTY_LOADED,
+        waits: Mapping[str, float] = NO_WAITS,
+    ) -> None:
+        """``flat`` is an id, a record, a hit, an id, …; ``loaded`` has what is loaded from tiers, and ``waits`` the
+        seconds until the adapter is there, where it is not 0."""
         self._flat = flat
         self.loaded = loaded
+        self._waits = waits
         self.hits: dict[str, int] = dict(zip(map(bytes.decode, flat[::3]), flat[2::3], strict=True))
         self._now_ms = now_ms
         self._made: dict[str, InstanceLoad] = {}
 
     @property
-    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, TierLoad]]:
+    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, TierLoad], Mapping[str, float]]:
         """The arguments that the loads are made from."""
-        return self._flat, self._now_ms, dict(self.loaded)
+        return self._flat, self._now_ms, dict(self.loaded), dict(self._waits)
 
     def is_hybrid(self, instance_id: bytes) -> bool:
         """Whether the load of an instance that is there has ``hit_step_tokens``. Every request needs that, and a load
@@ -330,7 +362,11 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
             record = self._flat[self._flat.index(instance_id.encode()) + 1]
             try:
                 found = TierLoad.of(self.loaded.get(instance_id, NO_LOAD))
-                load = self._made[instance_id] = load_from(instance_id, record, self._now_ms, hit_blocks, found)
+                adapter_s = self._waits.get(instance_id, 0.0)
+                load = InstanceRecord.parse(record).load(
+                    instance_id, self._now_ms, hit_blocks, found=found, adapter_s=adapter_s
+                )
+                self._made[instance_id] = load
             except (ValueError, TypeError) as error:
                 raise UnreadableStateError(f"the record of {instance_id} cannot be read: {error}") from error
         return load

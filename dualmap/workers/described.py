@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dualmap.runtime.pool_settings import AdapterSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.workers.probe import EngineFacts
 
@@ -23,6 +24,16 @@ def reported_limits(facts: EngineFacts) -> dict[str, int]:
     if facts.max_num_seqs:
         limits["max_running_requests"] = facts.max_num_seqs
     return limits
+
+
+def adapter_room(spec: InstanceSpec, facts: EngineFacts, adapters: AdapterSettings) -> dict[str, int]:
+    """The fields of its room for adapters to change: what is configured wins over what it reports."""
+    slots = adapters.slots or facts.adapter_slots or 0
+    host_slots = max(slots, adapters.host_slots or facts.adapter_host_slots or slots)
+    times = {"adapter_host_ms": adapters.host_ms, "adapter_disk_ms": adapters.disk_ms}
+    room = {"adapter_slots": slots, "adapter_host_slots": host_slots, **times}
+    known = {name: each if slots else 0 for name, each in room.items()}
+    return {name: each for name, each in known.items() if each != getattr(spec, name)}
 
 
 def reported_changes(spec: InstanceSpec, facts: EngineFacts, former: Limits) -> dict[str, int]:

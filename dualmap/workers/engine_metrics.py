@@ -13,6 +13,7 @@ from dualmap.runtime.pool_settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKE
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
 
+_ADAPTERS = "vllm:lora_requests_info"
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _REQUEST_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _START_TIME = "process_start_time_seconds"
@@ -90,6 +91,12 @@ def kv_capacity_of(metrics: str, rank: int | None = None) -> int | None:
         )
         capacity //= 1 if rank is None else max(1, len(configs))
     return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
+
+
+def adapter_slots_of(metrics: str) -> int | None:
+    """Adapters that the server has on its device at a time; None where it serves none, or does not report it."""
+    slots = [_count(sample.labels, "max_lora") for sample in _samples(metrics, (_ADAPTERS,))]
+    return max(slots, default=0) or None
 
 
 def block_tokens_of(metrics: str) -> int | None:

@@ -16,7 +16,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Instan
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.statestore.leases import LOST_FIELD
 from dualmap.workers.context import LeaderContext
-from dualmap.workers.described import reported_changes, reported_limits
+from dualmap.workers.described import adapter_room, reported_changes, reported_limits
 from dualmap.workers.engine_metrics import ServerRun
 from dualmap.workers.health_rules import (
     CheckResult,
@@ -101,6 +101,7 @@ class HealthChecker:
         self._settings = settings = context.worker
         self.interval_s = settings.health_interval_s / 4
         self._pool = context.pool
+        self._adapters = context.settings.adapters
         self._fence = context.fence
         self._reader = context.reader
         self._model = context.settings.model
@@ -434,6 +435,7 @@ class HealthChecker:
         if (complaint := refused_list(facts.model_list.status) or self._unlisted(models)) is not None:
             log.warning("pool=%s instance=%s: %s", self._pool.name, spec.instance_id, complaint)
         changes: dict[str, Any] = dict(reported_changes(spec, facts, self._limits.get(spec.instance_id, {})))
+        changes |= adapter_room(spec, facts, self._adapters)
         if models != spec.models:
             changes["models"] = models
         self._limits[spec.instance_id] = reported_limits(facts)

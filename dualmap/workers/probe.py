@@ -6,7 +6,7 @@ Never hangs, and raises only ``NotSentError``: every other error is an answer.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +18,14 @@ from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
 from dualmap.scheduling.state.model_names import ModelList, listed_models
-from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, loads_of, server_run_of
+from dualmap.workers.engine_metrics import (
+    ServerRun,
+    adapter_slots_of,
+    block_tokens_of,
+    kv_capacity_of,
+    loads_of,
+    server_run_of,
+)
 from dualmap.workers.probe_errors import refused_status, unreached
 
 CANARY_TIMEOUT_S = 10.0
@@ -81,6 +88,11 @@ class EngineFacts:
     """Most running requests. Reported by servers in development mode alone."""
     max_model_len: int | None = None
     """Prompt and output tokens of one request at most."""
+    _: KW_ONLY
+    adapter_slots: int | None = None
+    """Adapters that it has on its device at a time."""
+    adapter_host_slots: int | None = None
+    """Adapters that it has in host memory. Reported by servers in development mode alone."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -173,6 +185,7 @@ class Prober:
         )
         text = metrics.body.decode(errors="replace") if metrics.ok else ""
         budget, sequences = scheduler_limits_of(info.body) if info.ok else (None, None)
+        slots, host_slots = adapter_slots_in(info.body) if info.ok else (None, None)
         return EngineFacts(
             version=version_of(version.body) if version.ok else None,
             model_list=_model_list(models),
@@ -181,6 +194,8 @@ class Prober:
             max_num_batched_tokens=budget,
             max_num_seqs=sequences,
             max_model_len=longest_of(models.body) if models.ok else None,
+            adapter_slots=adapter_slots_of(text) or slots,
+            adapter_host_slots=host_slots,
         )
 
     async def canary(self, url: str, model: str) -> str | None:
@@ -263,6 +278,15 @@ def scheduler_limits_of(body: bytes) -> tuple[int | None, int | None]:
     if not isinstance(scheduler, dict):
         return None, None
     return _limit(scheduler, "max_num_batched_tokens"), _limit(scheduler, "max_num_seqs")
+
+
+def adapter_slots_in(body: bytes) -> tuple[int | None, int | None]:
+    """``max_loras`` and ``max_cpu_loras`` of a ``/server_info`` answer."""
+    config = _json_object(body).get("vllm_config")
+    adapters = config.get("lora_config") if isinstance(config, dict) else None
+    if not isinstance(adapters, dict):
+        return None, None
+    return _limit(adapters, "max_loras"), _limit(adapters, "max_cpu_loras")
 
 
 def _limit(config: dict[str, object], name: str, most: int = 10**6) -> int | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dualmap.runtime.pool_settings import InstanceSettings
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.instance import ADAPTER_ROOM, InstanceSpec
 from dualmap.statestore.call_values import Membership
 from dualmap.workers.context import PoolContext
 
@@ -57,7 +57,8 @@ def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
     """The values that a known instance keeps: its state, what it reported, and limits that its configuration leaves
     open."""
     limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
-    return {name: getattr(known, name) for name in ("state", "kv_capacity_tokens", "block_tokens", "models", *limits)}
+    reported = ("kv_capacity_tokens", "block_tokens", "models", *ADAPTER_ROOM)
+    return {name: getattr(known, name) for name in ("state", *reported, *limits)}
 
 
 def served_elsewhere(

@@ -60,7 +60,7 @@ def test_keys_are_readable() -> None:
 async def live_through_everything(pool: PoolStore) -> None:
     """Do everything that leaves a key or a field behind, at least once."""
     for name in ("a", "b"):
-        await pool.members.put_instance(instance(name, dispatch_window_tokens=1))
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=1, adapter_slots=1))
     await pool.heartbeat("one", 60_000, {})
     fence = await lead(pool)
     await place(pool, "over", account="acme ci - m")
@@ -70,7 +70,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     lease = await pool._calls.command("HGET", pool._keys.replicas, "one")
     await pool.release([Release("lost", replica_id="one", used="1 0 0 0 0 1 0 lost expected")], lease=lease)
     await pool.observe(["a"], CHAIN)
-    await place(pool, "sent", "a", "b")
+    await place(pool, "sent", "a", "b", adapter="sql")
     await first_token(pool, "sent", "a")
     limit = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 8)
     division = Division(("default", "other"), 0, begins=True)
@@ -132,7 +132,7 @@ def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -
     described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
-    of_one = "queue|queue_log|running|kv|kv_tier|kv_events|kv_names|least_loaded|request|usage"
+    of_one = "queue|queue_log|running|kv|kv_tier|adapters|kv_events|kv_names|least_loaded|request|usage"
     made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import redis
 
+from dualmap.scheduling.estimates.adapters import adapter_s
 from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
@@ -115,9 +116,13 @@ def cases(rng: random.Random) -> Iterator[Case]:
         work_since_ms=NOW_MS - rng.randrange(9000),
     )
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
-    yield one(
-        features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), rng.random(), rng.random()
+    loads_s = rng.random(), rng.random(), rng.random()
+    yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), *loads_s)
+    room = SimpleNamespace(
+        adapter_slots=rng.randrange(4), adapter_host_slots=rng.randrange(4, 9), adapter_host_ms=20, adapter_disk_ms=500
     )
+    place, running = rng.randrange(10), rng.randrange(6)
+    yield "adapter_s", [vars(room), place, running], None, [adapter_s(room, place, running)]
     yield one(rank_s, load, slack, 4.0)
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from dualmap.runtime.pool_settings import AdapterSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.model_names import ModelList
-from dualmap.workers.described import reported_changes, reported_limits
-from dualmap.workers.probe import EngineFacts, scheduler_limits_of
+from dualmap.workers.described import adapter_room, reported_changes, reported_limits
+from dualmap.workers.probe import EngineFacts, adapter_slots_in, scheduler_limits_of
 
 
 def facts(**reported: int) -> EngineFacts:
@@ -48,3 +51,39 @@ def test_a_server_that_comes_back_with_other_limits_is_followed() -> None:
 )
 def test_limits_are_read_from_the_servers_configuration(body: bytes, limits: tuple[int | None, int | None]) -> None:
     assert scheduler_limits_of(body) == limits
+
+
+def test_the_room_for_adapters_is_as_reported_or_as_configured() -> None:
+    spec, times = InstanceSpec("a", "http://a"), {"adapter_host_ms": 20, "adapter_disk_ms": 500}
+
+    assert adapter_room(spec, facts(), AdapterSettings()) == {}
+    assert adapter_room(spec, facts(adapter_slots=4), AdapterSettings()) == {
+        "adapter_slots": 4,
+        "adapter_host_slots": 4,
+        **times,
+    }
+    known = adapter_room(spec, facts(adapter_slots=4, adapter_host_slots=16), AdapterSettings(host_slots=32))
+    assert known["adapter_host_slots"] == 32
+    assert adapter_room(replace(spec, **known), facts(adapter_slots=4), AdapterSettings(host_slots=32)) == {}
+
+
+def test_a_server_that_serves_adapters_no_more_has_no_room_for_any() -> None:
+    spec = InstanceSpec("a", "http://a", adapter_slots=4, adapter_host_slots=4, adapter_host_ms=20, adapter_disk_ms=500)
+    gone = {"adapter_slots": 0, "adapter_host_slots": 0, "adapter_host_ms": 0, "adapter_disk_ms": 0}
+
+    assert adapter_room(spec, facts(), AdapterSettings()) == gone
+
+
+@pytest.mark.parametrize(
+    ("body", "slots"),
+    [
+        (b'{"vllm_config": {"lora_config": {"max_loras": 4, "max_cpu_loras": 8}}}', (4, 8)),
+        (b'{"vllm_config": {"lora_config": {"max_loras": 4, "max_cpu_loras": null}}}', (4, None)),
+        (b'{"vllm_config": {"lora_config": null}}', (None, None)),
+        (b"nonsense", (None, None)),
+    ],
+)
+def test_room_for_adapters_is_read_from_the_servers_configuration(
+    body: bytes, slots: tuple[int | None, int | None]
+) -> None:
+    assert adapter_slots_in(body) == slots

@@ -7,7 +7,14 @@ import pytest
 from dualmap.runtime.pool_settings import MAX_KV_CAPACITY_TOKENS
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
-from dualmap.workers.engine_metrics import ServerRun, block_tokens_of, kv_capacity_of, loads_of, server_run_of
+from dualmap.workers.engine_metrics import (
+    ServerRun,
+    adapter_slots_of,
+    block_tokens_of,
+    kv_capacity_of,
+    loads_of,
+    server_run_of,
+)
 
 METRICS = """\
 # HELP vllm:prompt_tokens_total Number of prefill tokens processed.
@@ -134,3 +141,15 @@ def test_loads_are_counted_by_tier_and_rank_and_a_tier_never_heard_of_counts_for
     assert loads_of(LOADS) == {Tier.HOST: LoadReading(530.0, 0.3, 4.0), Tier.DISK: LoadReading(70.0, 0.5)}
     assert loads_of(LOADS, 1) == {Tier.HOST: LoadReading(30.0, 0.05)}
     assert loads_of(METRICS) == loads_of("") == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "slots"),
+    [
+        ('vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters="a"} 1.7e9\n', 4),
+        ('vllm:lora_requests_info{max_lora="none"} 1.0\n', None),
+        ("", None),
+    ],
+)
+def test_slots_of_adapters_are_read_where_a_server_has_any(page: str, slots: int | None) -> None:
+    assert adapter_slots_of(page) == slots

@@ -78,6 +78,10 @@ class Instance(BaseModel):
     drain_within_s: float | None = Field(
         None, description="time after which what it has goes elsewhere while it drains; null: as its pool says"
     )
+    adapter_slots: int = Field(0, description="adapters that it has on the device at a time; 0: not known")
+    adapter_host_slots: int = Field(
+        0, description="adapters that it has in host memory, those on the device among them; 0: not known"
+    )
     models: dict[str, str] | None = Field(
         None,
         description="model names that its server lists; for an adapter the model that it adapts, else empty. null: not"

@@ -220,7 +220,7 @@ async def read_prompt(
     blocks if there is a tokenizer, and it answers in time."""
     limit = sent.output_limit
     expected = expected_answer_tokens(learned.answer_tokens, limit)
-    seed = _unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
+    seed = unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
     if isinstance(prompt, ContinuedText):
         if tokenizer is None and not sent.pooled and rule.goes_on(prompt.begins, seed):
@@ -278,7 +278,7 @@ def _tokenized(
 
 
 @lru_cache(maxsize=1024)
-def _unsalted_seed(model: str, lora: str | None) -> int:
+def unsalted_seed(model: str, lora: str | None) -> int:
     """The seed without a salt, the same for almost all requests for a model."""
     return cache_seed(model, lora)
 

@@ -26,7 +26,7 @@ from dualmap.router.prompts.inference_request import (
     AskedTokens,
     InferenceRequest,
 )
-from dualmap.router.prompts.prompt import ReadPrompt, read_prompt
+from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, unsalted_seed
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.tenant_budgets import TenantBudgets
@@ -228,6 +228,8 @@ class Intake:
         asked: tuple[int, int] | None,
     ) -> RequestSpec:
         chain, caller, scheduling = prompt.chain, request.caller, route.pool.scheduling
+        if route.lora is not None:
+            chain = replace(chain, root=unsalted_seed(route.pool.settings.model, route.lora))
         rank, class_name, requested_s = 0, "", request.slo_s
         if scheduling.classes:
             rank = _class_rank(request, scheduling)
@@ -265,6 +267,7 @@ class Intake:
             can_go_on=not (request.not_continued or request.hides_first_token),
             answers=request.computed_answers,
             run=_run_name(request) if scheduling.admit_runs else UNNAMED,
+            adapter=route.lora or "",
         )
 
     def _draws(

@@ -48,4 +48,5 @@ class Learned:
             attention_pairs=attention / PAIRS_UNIT,
             kv_demand=kv_demand,
             load_s=1.0,
+            adapter_s=1.0,
         )

@@ -63,7 +63,8 @@ class FirstTokenSample:
 
     @property
     def load_s(self) -> float:
-        """Time of its loads from tiers, as expected: the instance may have computed nothing meanwhile."""
+        """Time of its loads from tiers and of its adapter, as expected: the instance may have computed nothing
+        meanwhile."""
         return 0.0 if self.features is None or len(self.features) <= LEARNED_FEATURES else self.features[-1]
 
     @property
@@ -132,10 +133,11 @@ class Sample:
 
 def features_to_note(features: Form) -> tuple[float, ...]:
     """The features that a TTFT is learned from, in units that make all of them about one; then the time of loads from
-    tiers, where there are some."""
+    tiers and of adapters, where there are some."""
     ahead_s = features.ahead_s - features.progress_s
     learned = (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
-    return (*learned, features.load_s) if features.load_s else learned
+    loads_s = features.load_s + features.adapter_s
+    return (*learned, loads_s) if loads_s else learned
 
 
 @dataclass(slots=True)

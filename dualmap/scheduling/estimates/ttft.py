@@ -41,4 +41,4 @@ def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> fl
 
 def expected_ttft_s(load: InstanceLoad, uncached_tokens: int, decode_stall_s: float = DECODE_STALL_S) -> float:
     """TTFT of a request that would queue last on the instance."""
-    return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens) + load.tiers.load_s
+    return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens) + load.tiers.load_s + load.adapter_s

@@ -55,6 +55,8 @@ class Form(NamedTuple):
     """Cost of a second that the request's loads from tiers take, with those booked before them."""
     link_s: Annotated[float, "loads from tiers, weighed"] = 0.0
     """Cost of a second for which the request's own loads keep a link, which later loads wait for."""
+    adapter_s: Annotated[float, "loads of adapters"] = 0.0
+    """Cost of a second until the request's adapter is on the device."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -93,6 +95,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_token
         hot_tokens,
         load.tiers.load_s,
         load.tiers.link_s,
+        load.adapter_s,
     )
 
 
@@ -106,6 +109,7 @@ def features_at(
     hot_tokens: int,
     load_s: float,
     link_s: float,
+    adapter_s: float,
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
@@ -128,6 +132,7 @@ def features_at(
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
         load_s=load_s,
         link_s=link_s,
+        adapter_s=adapter_s,
     )
 
 
@@ -143,6 +148,6 @@ def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2)
 
 
-PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0)
+PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0, adapter_s=1.0)
 """TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included, and loads
-from tiers (``scheduling.estimates.kv_tiers``)."""
+from tiers (``scheduling.estimates.kv_tiers``) and of adapters (``scheduling.estimates.adapters``)."""

@@ -34,17 +34,25 @@ class Chain:
     key_stride: int = 1
     """Blocks in one *key block*, the unit of hash keys and hotness. Blocks of 16 tokens, as engines have them, are too
     short for that: a popular prompt of some thousand tokens would have a key of hundreds of them."""
+    root: int | None = None
+    """Hash of the adapter that computes the prompt, which is a key block before the prompt's own: instances have room
+    for few adapters, so the requests of one belong together before those of a prefix do. None: there is none."""
 
     @property
     def key_hashes(self) -> Sequence[int]:
-        """``hashes`` in full key blocks; of a chain shorter than one, its last hash."""
+        """The hashes of all key blocks: the root, where there is one, then ``hashes`` in full key blocks; of a chain
+        shorter than one, its last hash."""
         stride, hashes = self.key_stride, self.hashes
-        if stride == 1:
-            return hashes
-        return hashes[stride - 1 :: stride] or hashes[-1:]
+        if stride != 1:
+            hashes = hashes[stride - 1 :: stride] or hashes[-1:]
+        return hashes if self.root is None else (self.root, *hashes)
 
     def prefix_hash(self, key_blocks: int) -> int:
         """Hash of the first ``key_blocks`` key blocks, counted from 1; a partial last one counts too."""
+        if self.root is not None:
+            if key_blocks == 1:
+                return self.root
+            key_blocks -= 1
         place = key_blocks * self.key_stride
         if place > len(self.hashes):
             return self.hashes[-1] if self.tail_hash is None else self.tail_hash

@@ -810,6 +810,8 @@ class RequestSpec:
     """The run whose turn it is, by name."""
     body_tokens: int = 0
     """Tokens of its prompt by the bytes of its body, where it is passed on; 0: it has none, or nothing is known."""
+    adapter: str = ""
+    """The adapter that computes it; empty: none."""
 
 
 @dataclass(slots=True)
@@ -1173,6 +1175,7 @@ class RequestMachine:
             drawn=drawn_text(claim.draws) if claim.draws is not None else "",
             account=claim.account,
             shares_as=self._shares_as(),
+            adapter=spec.adapter,
         )
 
     def register_record(self) -> StoredRequest:

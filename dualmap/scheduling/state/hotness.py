@@ -22,7 +22,8 @@ MAX_KEY_BLOCKS = 64
 WINDOW_REQUESTS = 4096
 """Requests in the window at most: those of a window of 256 instances, see ``HotnessRule``."""
 MIN_KEY_BLOCKS = 2
-"""The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs."""
+"""The paper's ordinary length. A root that half of all traffic shares says nothing of where a request belongs. A
+request for an adapter belongs where the adapter is: its ordinary key is the adapter alone."""
 
 
 @value
@@ -47,13 +48,15 @@ class HotnessTree:
 
     def key_blocks(self, chain: Chain, max_key_blocks: int = MAX_KEY_BLOCKS) -> int:
         """Length of the chain's hash key in key blocks, 1..max_key_blocks; a partial last one counts as one."""
-        hot, hashes = self.hot, chain.hashes if chain.key_stride == 1 else chain.key_hashes
-        least = max_key_blocks if max_key_blocks < MIN_KEY_BLOCKS else MIN_KEY_BLOCKS
+        hot, hashes, root = self.hot, chain.key_hashes, chain.root
+        usual = MIN_KEY_BLOCKS if root is None else 1
+        least = max_key_blocks if max_key_blocks < usual else usual
         if len(hashes) < least:
             least = len(hashes)
         if not hot or hashes[0] not in hot:
             return least
-        is_whole = chain.tail_hash is None and len(hashes) * chain.key_stride >= len(chain.hashes)
+        own = len(hashes) - (root is not None)
+        is_whole = chain.tail_hash is None and own * chain.key_stride >= len(chain.hashes)
         limit = min(len(hashes) if is_whole else len(hashes) + 1, max_key_blocks)
         depth = 0
         while depth < limit - 1 and hashes[depth] in hot:
@@ -65,12 +68,13 @@ class HotnessTree:
         hot = self.hot
         if not hot:
             return 0
-        hashes = chain.hashes if chain.key_stride == 1 else chain.key_hashes
+        hashes = chain.key_hashes
         if len(hashes) < MIN_KEY_BLOCKS or hashes[MIN_KEY_BLOCKS - 1] not in hot:
             return 0
         # A hot prefix has hot parents: the first one that is not hot is found by halving.
         blocks = bisect_left(hashes, True, MIN_KEY_BLOCKS, key=lambda each: each not in hot)
-        return min(blocks * chain.key_stride * chain.block_tokens, chain.prompt_tokens)
+        own = blocks if chain.root is None else blocks - 1
+        return min(own * chain.key_stride * chain.block_tokens, chain.prompt_tokens)
 
     def key(self, chain: Chain, max_key_blocks: int = MAX_KEY_BLOCKS) -> int:
         """The hash key: the prefix hash at the key length."""

@@ -59,6 +59,15 @@ class InstanceSpec:
     """Tokens in one block of its KV cache, as it reports; 0 until it did."""
     data_parallel_rank: int | None = None
     """The rank of a data-parallel server that this instance is, counted across all of its nodes; None: the server."""
+    adapter_slots: int = 0
+    """Adapters that its engine has on the device at a time, and of which it computes requests in one step (vLLM's
+    ``max_loras``); 0: not known, and then adapters are taken to cost nothing there."""
+    adapter_host_slots: int = 0
+    """Adapters that it keeps in host memory, those on the device among them (``max_cpu_loras``); 0: as many."""
+    adapter_host_ms: int = 0
+    """Time of an adapter from host memory to the device, milliseconds: the engine computes nothing meanwhile."""
+    adapter_disk_ms: int = 0
+    """Time that an adapter takes into host memory, milliseconds, likewise."""
     models: Mapping[str, str] | None = None
     """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
     adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
@@ -76,6 +85,10 @@ class InstanceSpec:
     def lists(self, model: str) -> bool:
         """Whether its server lists the model name."""
         return self.models is not None and model in self.models
+
+
+ADAPTER_ROOM: Final = ("adapter_slots", "adapter_host_slots", "adapter_host_ms", "adapter_disk_ms")
+"""The fields of an instance's description that say what room it has for adapters."""
 
 
 class Running(Protocol):
@@ -173,6 +186,8 @@ class InstanceLoad(LiveCounts):
     may end one (``scheduling.prompts.cache_groups``)."""
     tiers: TierLoad = NO_LOAD
     """What a request would load there from tiers: a part of ``hit_blocks``."""
+    adapter_s: float = 0.0
+    """Time until the adapter of the request in question is on the device (``scheduling.estimates.adapters``)."""
 
     @property
     def in_flight(self) -> int:

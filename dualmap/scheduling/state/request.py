@@ -88,6 +88,12 @@ class StoredRequest:
     band: int = documented("what is passed over before it in its queue: all of a higher band", default=0, added=True)
 
     load_ms: int = documented("time of its loads from tiers, as placed: they are booked", default=0, sparse=True)
+    adapter: str = documented(
+        "the adapter that computes it, whose slot it takes on its instance; empty: none",
+        default="",
+        reported=True,
+        sparse=True,
+    )
 
     @property
     def context_tokens(self) -> int:

@@ -51,6 +51,11 @@ RUN_COLUMNS: dict[str, Show] = {
     "short runs P90 s": lambda r: "-" if r.runs is None else f"{r.runs.short_p90_s:.0f}",
 }
 """Behind all others where the trace has sessions: the times of agents' runs."""
+ADAPTER_COLUMNS: dict[str, Show] = {
+    "adapter loads": lambda r: f"{r.adapter_loads / max(1, r.requests):.1%}",
+    "from disk": lambda r: f"{r.adapter_disk_loads / max(1, r.requests):.1%}",
+}
+"""Behind those where adapters were loaded: requests for which one was."""
 
 
 def results_table(results: Sequence[RunResult], width: int) -> Table:
@@ -61,7 +66,8 @@ def results_table(results: Sequence[RunResult], width: int) -> Table:
     elif any(result.split_share for result in results):
         further = SPLIT_COLUMNS
     of_runs = RUN_COLUMNS if any(result.runs is not None for result in results) else {}
-    shown = dict(islice(COLUMNS.items(), 3)) | further | COLUMNS | of_runs
+    of_adapters = ADAPTER_COLUMNS if any(result.adapter_loads for result in results) else {}
+    shown = dict(islice(COLUMNS.items(), 3)) | of_adapters | further | COLUMNS | of_runs
     return fitting_table(tuple(shown), [[show(result) for show in shown.values()] for result in results], width)
 
 

@@ -110,6 +110,7 @@ class Generator:
                     awaits_kv=awaits,
                     max_load_tokens=gen_request.max_load_tokens,
                     pulls=gen_request.peer is not None and self.peer_pulls is not None,
+                    adapter="" if prompt.scope.adapter is None else prompt.scope.adapter.name,
                 ),
                 now_s,
             )

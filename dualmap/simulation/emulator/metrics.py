@@ -31,6 +31,9 @@ _SOURCES = {Tier.HOST: "host", Tier.DISK: "disk", Tier.POOL: "external_unspecifi
 _TIER_TYPES = {Tier.DISK: "fs", Tier.POOL: "obj"}
 
 
+_ADAPTER_LABELS = ("max_lora", "running_lora_adapters", "waiting_lora_adapters")
+
+
 class Histogram:
     """A histogram that takes many equal observations at once."""
 
@@ -113,6 +116,11 @@ class InstanceMetrics(Collector):
         yield self._histogram("inter_token_latency_seconds", "Time between tokens.", self.inter_token_s)
         yield self._histogram("request_queue_time_seconds", "Time in the waiting queue.", self.queue_time_s)
         yield self._histogram("e2e_request_latency_seconds", "Time of a whole request.", self.request_latency_s)
+        if self._config.adapters.slots:
+            yield self._adapters(now)
+            loads = now.adapter_loads
+            yield self._counter("emulated_adapter_loads", "Loads of adapters to the device.", loads.to_device)
+            yield self._counter("emulated_adapter_disk_loads", "Those that came from disk.", loads.from_disk)
         config = GaugeMetricFamily(
             "vllm:cache_config_info",
             "KV cache configuration.",
@@ -124,6 +132,13 @@ class InstanceMetrics(Collector):
         yield GaugeMetricFamily(
             "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
         )
+
+    def _adapters(self, now: EngineStatistics) -> Metric:
+        """vLLM lists adapters with requests in flight, the same ones in both labels; the value is a time."""
+        info = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=_ADAPTER_LABELS)
+        names = ",".join(now.adapters)
+        info.add_metric((str(self._config.adapters.slots), names, names), self._started_s)
+        return info
 
     def _tiers(self, now: EngineStatistics) -> Iterator[Metric]:
         """The counters of vLLM's offloading. What is read from a disk or a pool passes host memory in vLLM, and is

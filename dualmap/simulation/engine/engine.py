@@ -277,9 +277,8 @@ class Engine:
         run = Run(
             start_s=start_s,
             steps=1 if step.prefill_tokens else self._repeatable_steps(),
-            first_s=costs.step_s(
-                step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)
-            ),
+            first_s=step.adapters_s
+            + costs.step_s(step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)),
             growth_s=costs.context_token_s * sequences,
             first_step=batch.steps,
             prefilled=step.prefilled,

@@ -14,9 +14,11 @@ fits, or decoding.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
+from dualmap.simulation.engine.adapter_slots import AdapterSlots
 from dualmap.simulation.engine.decode_batch import DecodeBatch
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
 from dualmap.simulation.engine.kv_pool import KvPool
@@ -37,6 +39,8 @@ class StepPlan:
     """Sequences whose prompt the step completes."""
     decodes: bool = True
     """Whether the batch generates a token; if not, decoding waits for the prompts."""
+    adapters_s: float = 0.0
+    """Time that loads of adapters take before the step."""
 
 
 class EngineScheduler:
@@ -58,6 +62,9 @@ class EngineScheduler:
         """The ends of loads, as a heap; with a number that grows, so that sequences are not compared."""
         self._links = [TierLink(each.price(config.transfer.bytes_per_token)) for each in config.kept_tiers]
         self.staged = StagedKv(config.staged_timeout_s)
+        self.adapters = AdapterSlots(config.adapters)
+        self._adapters_s = 0.0
+        """Time of the loads of adapters that the next step waits for."""
         self._config = config
         self._events = events
         self._prefilling: EngineSequence | None = None
@@ -109,11 +116,13 @@ class EngineScheduler:
     def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool) -> StepPlan:
         tokens = sum(chunk for _sequence, _start, chunk in chunks)
         self._prefill_tokens += tokens
+        adapters_s, self._adapters_s = self._adapters_s, 0.0
         return StepPlan(
             prefill_tokens=tokens,
             prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
             prefilled=tuple(one for one, _start, _chunk in chunks if one.computed_tokens == one.prefill_tokens),
             decodes=decodes,
+            adapters_s=adapters_s,
         )
 
     def allocate_decode(self, through_step: int) -> None:
@@ -171,20 +180,25 @@ class EngineScheduler:
 
     def _next_admitted(self, start_s: float) -> EngineSequence | None:
         """The next one to compute, in the running set; None if there is none, or its blocks do not fit."""
-        if self.arrived:
-            _, sequence = self.arrived.popitem(last=False)
-            self._run(sequence, start_s)
-            return sequence
-        while self.waiting:
-            sequence = next(iter(self.waiting.values()))
+        arrived = self._first_of(self.arrived)
+        if arrived is not None:
+            del self.arrived[arrived.request.request_id]
+            self._run(arrived, start_s)
+            return arrived
+        while (sequence := self._first_of(self.waiting)) is not None:
             if not self._admit(sequence, start_s):
                 return None
             if sequence.request.request_id in self.running:
                 return sequence
         return None
 
+    def _first_of(self, place: Mapping[str, EngineSequence]) -> EngineSequence | None:
+        """The first one there for whose adapter the next step has a slot; the others are passed over."""
+        may_run = self.adapters.may_run
+        return next((each for each in place.values() if may_run(each.request.adapter)), None)
+
     def _admit(self, sequence: EngineSequence, start_s: float) -> bool:
-        """Take the head of the queue, with its hit, to those that run, load or pull; False if its prompt does not
+        """Take one of the queue, with its hit, to those that run, load or pull; False if its prompt does not
         fit."""
         block_tokens, request = self._config.block_tokens, sequence.request
         # The last token is always computed, so that there is something to sample from.
@@ -216,6 +230,7 @@ class EngineScheduler:
     def _run(self, sequence: EngineSequence, start_s: float) -> None:
         request_id = sequence.request.request_id
         self.running[request_id] = sequence
+        self._adapters_s += self.adapters.enter(sequence.request.adapter)
         self._admissions += 1
         sequence.order = self._admissions
         self._prefilling = sequence
@@ -385,6 +400,7 @@ class EngineScheduler:
         request_id = sequence.request.request_id
         if all(place.pop(request_id, None) is None for place in (self.pulling, self.loading, self.arrived)):
             del self.running[request_id]
+            self.adapters.leave(sequence.request.adapter)
         self._free(self._withdraw(sequence))
 
     def _withdraw(self, sequence: EngineSequence) -> HeldKv:
@@ -406,6 +422,7 @@ class EngineScheduler:
     def _finish(self, sequence: EngineSequence, end_s: float) -> None:
         request = sequence.request
         del self.running[request.request_id]
+        self.adapters.leave(request.adapter)
         kv = self._withdraw(sequence)
         self._events.append(Event(EventKind.FINISHED, end_s, request.request_id, sequence.generated_tokens))
         if request.stages_kv:
@@ -442,6 +459,8 @@ class EngineScheduler:
             preemptions=self._preemptions,
             pulling=len(self.pulling),
             loading=len(self.loading),
+            adapter_loads=replace(self.adapters.counts),
+            adapters=self.adapters.running,
             loads={
                 each.tier: replace(link.counts) for each, link in zip(self._config.kept_tiers, self._links, strict=True)
             },

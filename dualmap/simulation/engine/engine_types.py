@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, Tier
 from dualmap.scheduling.prompts.cache_groups import CacheGroup
 from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.simulation.engine.adapter_slots import AdapterCounts, AdapterMemory
 from dualmap.simulation.engine.kv_tiers import KvTier, LoadCounts
 from dualmap.simulation.engine.kv_transfer import KvTransfer
 from dualmap.simulation.engine.step_time import StepCosts
@@ -41,6 +42,7 @@ class EngineConfig:
     does both."""
     transfer: KvTransfer = field(default_factory=KvTransfer)
     """Moves of KV to and from it. The engine itself moves nothing: see ``Engine.receive``."""
+    adapters: AdapterMemory = field(default_factory=AdapterMemory)
     staged_timeout_s: float = 480.0
     """Staged KV that is not pulled is freed after this time (vLLM's ``VLLM_NIXL_ABORT_REQUEST_TIMEOUT``)."""
 
@@ -89,12 +91,17 @@ class EngineConfig:
 
     def instance_spec(self, instance_id: str) -> InstanceSpec:
         """A made-up instance of this kind, described by the engine's own figures."""
+        room = self.adapters
         return InstanceSpec(
             instance_id,
             f"http://{instance_id}",
             prefill_tokens_per_s=self.prefill_tokens_per_s(),
             kv_capacity_tokens=self.kv_capacity_tokens,
             max_running_requests=self.max_num_seqs,
+            adapter_slots=room.slots,
+            adapter_host_slots=room.host_slots,
+            adapter_host_ms=round(room.host_s * 1000) if room.slots else 0,
+            adapter_disk_ms=round(room.disk_s * 1000) if room.slots else 0,
         )
 
 
@@ -118,9 +125,12 @@ class EngineRequest:
     max_load_tokens: int | None = None
     """Tokens of its prompt that are loaded from tiers, or pulled, at most, in whole blocks; None: all that there are.
     """
+    _: KW_ONLY
     pulls: bool = False
     """What neither the device nor a tier has of its prompt may come from another engine's cache: the mover of the KV
     says how much of it (``Engine.receive``)."""
+    adapter: str = ""
+    """The adapter that computes it; empty: none."""
 
 
 class RequestRefusedError(ValueError):
@@ -186,6 +196,9 @@ class EngineStatistics:
     """Counters of the links to the tiers that are there."""
     pulls: LoadCounts = field(default_factory=LoadCounts)
     """Counters of pulls from other engines' caches."""
+    adapter_loads: AdapterCounts = field(default_factory=AdapterCounts)
+    adapters: tuple[str, ...] = ()
+    """Adapters of running requests."""
     expired: int = 0
     """Number of staged KVs that were not pulled in time: a client or router leaked them."""
 

@@ -32,6 +32,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.simulation.engine.adapter_slots import AdapterMemory
 from dualmap.simulation.engine.cards import CARDS
 from dualmap.simulation.engine.derived_costs import (
     CARDS_OF_ONE_NODE,
@@ -124,15 +125,22 @@ _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
 
 
+_ADAPTER_FIGURES = {
+    "adapter_slots": "slots",
+    "adapter_host_slots": "host_slots",
+    "adapter_host_ms": "host_s",
+    "adapter_disk_ms": "disk_s",
+}
 _FLAGS = ("prefill_first", "ignores_load_limits")
 _TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s|stores_only)")
 CHANGES = (
     *("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed"),
     "ignores_load_limits",
+    *_ADAPTER_FIGURES,
     *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s", "stores_only")),
 )
-"""Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, and of a tier its
-size, its bandwidth, and whether KV events report what it keeps alone."""
+"""Names that may follow a preset's name: limits of the engine, a factor on the speed of prefill, its room for adapters
+and what loading one takes, and of a tier its size, its bandwidth, and whether KV events report what it keeps alone."""
 
 
 def find_preset(name: str) -> Preset:
@@ -178,10 +186,23 @@ def _changed(engine: EngineConfig, change: str, preset: str) -> EngineConfig:
             return replace(engine, costs=engine.costs.with_prefill_speed(float(text)))
         if tier := _TIER_CHANGE.fullmatch(key):
             return engine.with_tier(Tier(tier["tier"]), **_tier_figure(tier["figure"], text))
+        if key in _ADAPTER_FIGURES:
+            return replace(engine, adapters=_with_adapters(engine.adapters, key, text))
         limits: dict[str, Any] = {key: int(text)}
         return replace(engine, **limits)
     except ValueError as error:
         raise UnknownPresetError(f"preset {preset!r}: {change!r} cannot be: {error}") from None
+
+
+def _with_adapters(room: AdapterMemory, key: str, text: str) -> AdapterMemory:
+    """The room for adapters with a changed figure. Raises ValueError."""
+    if key.endswith("_ms"):
+        times: dict[str, Any] = {_ADAPTER_FIGURES[key]: float(text) / 1000}
+        return replace(room, **times)
+    slots = int(text)
+    if key == "adapter_slots":
+        return replace(room, slots=slots, host_slots=max(slots, room.host_slots))
+    return replace(room, host_slots=slots)
 
 
 def _tier_figure(name: str, text: str) -> dict[str, Any]:

@@ -239,6 +239,10 @@ class RunResult:
     """Each tenant by its name; requests without one are left out."""
     runs: RunTimes | None = None
     """Times of agents' runs; None: the trace has no sessions."""
+    adapter_loads: int = 0
+    """Loads of adapters to a device, from the first counted arrival to the last."""
+    adapter_disk_loads: int = 0
+    """The part of them that came from disk."""
 
     @property
     def share_on_time(self) -> float:
@@ -279,6 +283,9 @@ class RunRecord:
     slo_tpot_s: float | None = None
     turns_of_runs: Mapping[str, int] = field(default_factory=dict)
     """Turns that each run has in the trace, however many of them arrived."""
+    adapter_loads: int = 0
+    """Loads of adapters to a device from the first counted arrival to the last, and the part of them from disk."""
+    adapter_disk_loads: int = 0
 
 
 def arrival_rate_per_s(outcomes: Sequence[RequestOutcome]) -> float:
@@ -334,6 +341,8 @@ def summarize(record: RunRecord) -> RunResult:
         role_changes=record.role_changes,
         split_share=sum(bool(outcome.decode_id) for outcome in answered) / max(1, len(answered)),
         moved_tokens=record.moved_tokens,
+        adapter_loads=record.adapter_loads,
+        adapter_disk_loads=record.adapter_disk_loads,
         leaks=record.leaks,
         slo_tpot_s=record.slo_tpot_s,
         answers_per_s=answers_per_s(

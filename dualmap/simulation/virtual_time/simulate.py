@@ -355,7 +355,8 @@ class Simulation:
             replica.leader.listen(self._now_s)
 
     def _own_chain(self, request: TraceRequest) -> Chain:
-        return chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
+        chain = chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
+        return replace(chain, root=cache_seed("", request.adapter)) if request.adapter else chain
 
     def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
@@ -378,6 +379,7 @@ class Simulation:
             ),
             can_go_on=True,
             run=hashed_name(request.tenant, outcome.run, request.session) if outcome.run else UNNAMED,
+            adapter=request.adapter,
         )
         machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
         replica.requests.live[request_id] = machine
@@ -455,6 +457,7 @@ class Simulation:
             stages_kv=prefills,
             awaits_kv=source is not None,
             max_load_tokens=None if leg is Leg.DECODE else machine.max_load_tokens,
+            adapter=traced.adapter,
         )
         replica = self._replica_of(machine.request_id)
         replica.waiting[instance_id] += 1
@@ -594,6 +597,8 @@ class Simulation:
             infinite_cached_tokens=cached_tokens_if_infinite(arrived),
             migrations=self._watch.at_last.migrations - self._watch.at_first.migrations,
             preemptions=self._watch.at_last.preemptions - self._watch.at_first.preemptions,
+            adapter_loads=self._watch.at_last.adapter_loads - self._watch.at_first.adapter_loads,
+            adapter_disk_loads=self._watch.at_last.adapter_disk_loads - self._watch.at_first.adapter_disk_loads,
             skip_requests=len(self._places) if self._skipped is None else self._skipped,
             instance_hours=self._watch.paid_s / 3600,
             changes=() if self._autoscaler is None else tuple(self._autoscaler.changes),

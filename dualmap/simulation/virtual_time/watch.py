@@ -18,6 +18,8 @@ class Counters(NamedTuple):
 
     migrations: int
     preemptions: int
+    adapter_loads: int = 0
+    adapter_disk_loads: int = 0
 
 
 class Watch:
@@ -50,9 +52,12 @@ class Watch:
     def counters(self) -> Counters:
         engines = self._cluster.engines.values()
         preemptions = sum(engine.statistics().preemptions for engine in engines)
+        loads = [engine.statistics().adapter_loads for engine in engines]
         return Counters(
             sum(sum(at_once(pool.store.overview()).migrations.values()) for pool in self._pools),
             preemptions + self._cluster.former_preemptions,
+            sum(each.to_device for each in loads),
+            sum(each.from_disk for each in loads),
         )
 
     @property

@@ -6,10 +6,10 @@ Three formats are read:
   ``output_length`` (tokens) and ``hash_ids``, one id per block; equal ids mean equal prefixes up to and
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
-  Both may have ``slo_ttft_ms``, the TTFT SLO of a request, and ``tenant`` and ``priority``, who it is for and the
-  name of its priority class. A turn of a session has ``session_id`` and, except for the first one, ``delay``: the ms
-  between the end of the answer before it and the turn. It waits for further sessions if ``after`` lists their ids.
-  ``timestamp`` is then its time in an open loop, and may be missing.
+  Both may have ``slo_ttft_ms``, the TTFT SLO of a request, ``tenant`` and ``priority``, who it is for and the name of
+  its priority class, and ``adapter``, the name of the adapter that computes it. A turn of a session has ``session_id``
+  and, except for the first one, ``delay``: the ms between the end of the answer before it and the turn. It waits for
+  further sessions if ``after`` lists their ids. ``timestamp`` is then its time in an open loop, and may be missing.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -55,6 +55,8 @@ class TraceRequest:
     if the trace has none of those answers. It waits for the turn before it in its session."""
     after: tuple[str, ...] = ()
     """Further sessions: it waits for the last turn before it of each."""
+    adapter: str = ""
+    """The adapter that computes it; empty: none. Prefixes of two adapters have no id in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,7 @@ def _mooncake_request(line: bytes, block_tokens: int, before_s: float) -> TraceR
     return TraceRequest(
         arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant=tenant, priority=priority,
         session=session, think_s=think_s, after=tuple(map(_session, after)),
+        adapter=_text(row, "adapter"),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ end
 -- Carries out one step; the grant of a request that is dispatched.
 local function carry_out(request, rank)
   local was_deferred, replica_id, grant = request.deferred == 1, request.told.replica_id, nil
-  requests.leave(instance, request)
+  requests.leave(instance, request, now_ms)
   if rank == '' then
     dispatch(request)
     queue_log.log_dispatch(instance, 'granted', request, now_ms)

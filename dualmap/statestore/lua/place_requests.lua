@@ -10,7 +10,9 @@
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
 --       what is loaded from tiers, as JSON {id: [blocks, seconds, seconds alone, most tokens or -1, [[tier, blocks that
---       it has], …]], …}, or nil, and of each instance that was weighed: its id, its record, its hit}
+--       it has], …]], …}, or nil, how long it waits for its adapter, as JSON
+--       {id: seconds, …}, or nil, and of each instance that was weighed: its id, its record, its hit}
+local adapters = require('shared.adapters')
 local books = require('shared.books')
 local budgets = require('shared.budgets')
 local decoded = require('shared.decoded')
@@ -40,6 +42,7 @@ local now_ms, met, replies, versions, options
 
 -- Of the request that is placed at the moment.
 local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded
+local waits
 
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
 local drawn_before, drawn_ms
@@ -49,7 +52,7 @@ local function reply(status, request, queue)
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
     format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false,
-    loaded and tiers.text_of(loaded) or false, unpack(seen) }
+    loaded and tiers.text_of(loaded) or false, waits and adapters.text_of(waits) or false, unpack(seen) }
 end
 
 local function consider(id)
@@ -64,6 +67,10 @@ local function consider(id)
   if offer.load.blocks > 0 or offer.load.most_tokens >= 0 then
     loaded = loaded or {}
     loaded[id] = offer.load
+  end
+  if offer.adapter_s > 0 then
+    waits = waits or {}
+    waits[id] = offer.adapter_s
   end
   if not instances.takes_requests(instance, option.leg) then
     return
@@ -302,7 +309,7 @@ local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
     placement, chain, samples, seen, best, second, loaded = each, ARGV[first + 1], {}, {}, nil, nil, nil
-    drawn, standing, drawn_before = nil, nil, nil
+    drawn, standing, drawn_before, waits = nil, nil, nil, nil
     placement.told = decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do
       samples[sample] = sub(chain, depth * 8 - 7, depth * 8)

@@ -106,7 +106,7 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   end
   local instance = instances.read(request.instance_id)
   if instance then
-    requests.leave(instance, request)
+    requests.leave(instance, request, now_ms)
     if request.dispatched_ms > 0 then
       local held = rules.context_tokens_of(request) / instance.kv_capacity_tokens
       shares.free_memory(request.told.shares_as, held, now_ms - request.dispatched_ms)

@@ -168,9 +168,13 @@ class MemoryServer:
     def do_zmscore(self, key: bytes, *members: bytes) -> list[bytes | None]:
         return [self.do_zscore(key, member) for member in members]
 
-    def do_zcount(self, key: bytes, _least: bytes, most: bytes) -> int:
-        """Count members from the lowest score up to ``most``."""
-        return self._up_to(key, most)
+    def do_zrevrank(self, key: bytes, member: bytes) -> int | None:
+        rank = self._sorted(key).rank(member)
+        return None if rank is None else len(self._sorted(key)) - 1 - rank
+
+    def do_zcount(self, key: bytes, least: Word, most: bytes) -> int:
+        """Count members from the score ``least`` up to ``most``."""
+        return self._up_to(key, most) - self._sorted(key).below(float(least))
 
     def _up_to(self, key: bytes, bound: bytes) -> int:
         """Members up to a score, or below '(SCORE'."""
@@ -192,8 +196,9 @@ class MemoryServer:
         return [member for _, member in self._sorted(key).ranked(ranks)]
 
     def do_zremrangebyrank(self, key: bytes, _first: Word, last: Word) -> int:
-        """Drop members from the first rank up to ``last``."""
-        return self._sorted(key).drop_first(int(last) + 1)
+        """Drop members from the first rank up to ``last``, which counts from the end where it is below 0."""
+        kept = self._sorted(key)
+        return kept.drop_first(max(0, int(last) + 1 + (len(kept) if int(last) < 0 else 0)))
 
     def do_zremrangebyscore(self, key: bytes, _least: bytes, most: bytes) -> int:
         """Drop members from the lowest score up to ``most``."""

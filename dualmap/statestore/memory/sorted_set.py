@@ -37,6 +37,11 @@ class SortedSet:
         del self._order[bisect_left(self._order, (score, member))]
         return True
 
+    def rank(self, member: bytes) -> int | None:
+        """How many are before it."""
+        score = self._scores.get(member)
+        return None if score is None else bisect_left(self._order, (score, member))
+
     def below(self, score: float) -> int:
         """How many have a lower one."""
         return bisect_left(self._order, (score, b""))

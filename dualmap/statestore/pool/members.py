@@ -146,12 +146,13 @@ class Members(Changes):
 
     def _forgotten(self, instance_id: str, *, claimed: bool, runs_on: bool) -> list[Command]:
         """The commands that empty the known cache of an instance and end the claim to its KV events. An engine that
-        emptied its own cache keeps its tiers, and its events are read on."""
+        emptied its own cache keeps its tiers and adapters, and its events are read on."""
         keys, events = self._keys, self._keys.kv_events(instance_id)
         why = ("status", KvViewStatus.ESTIMATE.value, "reason", "the instance emptied its cache")
         fields = BOOKED if runs_on else READ_SO_FAR
         ended: list[Command] = [("HINCRBY", events, "fence", 1), ("HDEL", events, *fields), ("HSET", events, *why)]
-        emptied = keys.kv(instance_id), keys.kv_names(instance_id), *(() if runs_on else tier_keys(keys, instance_id))
+        ended_with_it = () if runs_on else (*tier_keys(keys, instance_id), keys.adapters(instance_id))
+        emptied = keys.kv(instance_id), keys.kv_names(instance_id), *ended_with_it
         return [("UNLINK", *emptied), *(ended if claimed else ())]
 
     @checks_replies
@@ -170,7 +171,7 @@ class Members(Changes):
             commands += [
                 ("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names, keys.queue_log)
             ]
-            commands.append(("UNLINK", *tier_keys(keys, instance_id)))
+            commands.append(("UNLINK", *tier_keys(keys, instance_id), keys.adapters(instance_id)))
             commands += [("ZREM", key, instance_id) for key in (keys.rebalance_wanted, *map(keys.least_loaded, Role))]
             commands.append(("HINCRBY", keys.meta, "epoch", 1))
             # Every placement writes the record, so one that comes in between makes this change fail, and is seen next.

@@ -31,7 +31,7 @@ from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
-from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, ReportedLoads, pack_chain, reported_of
+from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, NO_WAITS, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
 """Most placements in one script call: a script stops everything else, and its memory is not reused before it ends."""
@@ -67,7 +67,7 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int, texts: Optio
     for placement in placements:
         chain = placement.chain
         packed = pack_chain(chain.hashes)
-        whole = chain.key_stride == 1
+        whole = chain.key_stride == 1 and chain.root is None
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
         draws = b"" if placement.draws is None else placement.draws.packed
         share = b"" if placement.share is None else _packed_share(placement.share)
@@ -166,9 +166,10 @@ def _terms_json(slo_ms: int, queueing: Queueing) -> bytes:
 
 def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
-    queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, tiers, *seen = more
+    queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, tiers, waits, *seen = more
     loaded = EMPTY_LOADED if tiers is None else _loaded_from(tiers)
-    loads, found, draws = ReportedLoads(seen, now_ms, loaded), _STATUSES[status], placement.draws
+    adapters = NO_WAITS if waits is None else orjson.loads(waits)
+    loads, found, draws = ReportedLoads(seen, now_ms, loaded, adapters), _STATUSES[status], placement.draws
     where = instance_id.decode() or None
     return PlaceReply(
         found,

@@ -57,6 +57,7 @@ from dualmap.scheduling.tenants.shares import (
 )
 from dualmap.statestore.keys import KEY_NAMES
 from dualmap.statestore.leases import FIRST_LEASE_MS
+from dualmap.statestore.pool.adapters import RUNNING_SCORE
 from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, CONFIRMED_STAMP, INNER_STAMP, WORK, packed_counts
 from dualmap.statestore.pool.rules import rules_module
 from dualmap.statestore.records import lua_module
@@ -257,6 +258,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "share_from": LEVELS_FROM,
         "share_first_above": FIRST_ABOVE,
         "confirmed": CONFIRMED_STAMP,
+        "running_score": RUNNING_SCORE,
         "inner": INNER_STAMP,
         "wanted_from": WANTED_FROM,
         "budget_bytes": BUDGET.size,

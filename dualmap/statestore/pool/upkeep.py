@@ -28,6 +28,7 @@ from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvEventRecord
 from dualmap.statestore.leases import RETIRED, Leadership, ReplicaInfo
 from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.adapters import mended_uses
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import pairs_from
@@ -81,7 +82,7 @@ _TYPES: Final = {
     "passed_on": b"zset",
 }
 _TYPES_OF_INSTANCES: Final = {
-    **dict.fromkeys(("queue", "running", "kv"), b"zset"),
+    **dict.fromkeys(("queue", "running", "kv", "adapters"), b"zset"),
     "queue_log": b"stream",
     "kv_events": b"hash",
     "kv_names": b"list",
@@ -264,8 +265,10 @@ class Upkeep(Changes):
     async def _repair(self, instance_id: str, fence: int) -> bool | None:
         """Whether it was wrong; None where it changed while it was added up."""
         records, listed = self._keys.instance_records, (self._keys.queue(instance_id), self._keys.running(instance_id))
+        used = self._keys.adapters(instance_id)
         reads = [("HGET", records, instance_id), *(("ZRANGE", key, 0, -1) for key in listed)]
-        record, queue, running = await self._calls.together(reads)
+        reads.append(("ZRANGE", used, 0, -1, "WITHSCORES"))
+        record, queue, running, adapters = await self._calls.together(reads)
         if record is None:
             return False
         queued, ran = readable_texts(queue), readable_texts(running)
@@ -279,6 +282,10 @@ class Upkeep(Changes):
         strays += [("ZREM", listed[1], entry) for entry in {*running} - {*map(str.encode, sent)}]
         damaged = await self._unreadable_requests([name for name in names if name not in found])
         strays += [("DEL", key) for key in damaged]
+        strays += [
+            ("ZADD", used, score, adapter)
+            for adapter, score in mended_uses(pairs_from(adapters), sent.values(), await self._calls.now_ms()).items()
+        ]
         sums = asdict(Counts.sum([each.counts for each in (*held.values(), *sent.values())]))
         if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False

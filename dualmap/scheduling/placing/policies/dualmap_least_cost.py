@@ -34,6 +34,7 @@ class LeastCostOptions(PolicyOptions):
     crowding_weight: float = Field(
         1.0, ge=0, description="multiple of recompute_weight that is added per KV memory's worth of running context"
     )
+    adapter_weight: float = Field(3.0, ge=0, description="weight of the load of an adapter: all requests wait for it")
     miss_penalty: float = Field(0.5, ge=0, description="cost of an expected miss, in TTFT SLOs")
     deferred_weight: float = Field(0.05, ge=0, le=1, description="weight of deferred work")
 
@@ -74,6 +75,7 @@ class DualMapLeastCost(BeyondPair):
             crowded_compute_s=options.recompute_weight * options.crowding_weight,
             load_s=1.0,
             link_s=LINK_WEIGHT,
+            adapter_s=options.adapter_weight,
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from dualmap.simulation.errors import TraceError
+from dualmap.simulation.workload.generators.adapters import adapters
 from dualmap.simulation.workload.generators.agents import agents
 from dualmap.simulation.workload.generators.coding import coding
 from dualmap.simulation.workload.generators.contexts import contexts, newdocument
@@ -34,7 +35,7 @@ from dualmap.simulation.workload.generators.tasks import tasks
 from dualmap.simulation.workload.traces import Trace
 
 __all__ = [
-    "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "agents", "bursts", "coding", "contexts", "conversation",
+    "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "adapters", "agents", "bursts", "coding", "contexts", "conversation",
     "diurnal", "documents", "fewshot", "flashcrowd", "heavytail", "hotset", "hotspot", "moving", "newdocument", "onoff",
     "reasoning", "shared", "surge", "tasks", "thinking", "toolagent", "uncached", "uniform", "zipf",
 ]  # fmt: skip
@@ -68,6 +69,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "hotset": hotset,
         "contexts": contexts,
         "newdocument": newdocument,
+        "adapters": adapters,
     }
 )
 

@@ -56,8 +56,10 @@ class Draft:
     def new_session(self) -> str:
         return str(next(self._next_session))
 
-    def add(self, arrival_s: float, prompt: Prompt, output_tokens: int, turn: Turn | None = None) -> None:
-        request = TraceRequest(arrival_s, prompt.tokens, max(1, output_tokens), prompt.ids)
+    def add(
+        self, arrival_s: float, prompt: Prompt, output_tokens: int, turn: Turn | None = None, adapter: str = ""
+    ) -> None:
+        request = TraceRequest(arrival_s, prompt.tokens, max(1, output_tokens), prompt.ids, adapter=adapter)
         if turn is not None:
             request = replace(request, session=turn.session, think_s=turn.think_s, after=turn.after)
         insort(self._requests, (arrival_s, next(self._added), request))

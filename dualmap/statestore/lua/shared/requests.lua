@@ -1,5 +1,6 @@
 -- How a live request counts on its instance in each of its states; docs/reference/redis-keys.md lists its fields. What
 -- its replica told of it never changes; where it was placed does. Both are texts (statestore/records.py).
+local adapters = require('shared.adapters')
 local decoded = require('shared.decoded')
 local records = require('records')
 local rules = require('rules')
@@ -45,16 +46,22 @@ local function enter(instance, request, rank, now_ms)
     call('ZADD', keys.queue .. instance.id, rank, listed_as(request))
   else
     call('ZADD', keys.running .. instance.id, request.dispatched_ms, request.id)
+    if request.told.adapter and instance.adapter_slots > 0 then
+      adapters.begin_use(instance, request.told.adapter)
+    end
   end
 end
 
 -- The reverse.
-local function leave(instance, request)
+local function leave(instance, request, now_ms)
   count(request, instance, -1)
   if request.state == 'held' then
     call('ZREM', keys.queue .. instance.id, listed_as(request))
   else
     call('ZREM', keys.running .. instance.id, request.id)
+    if request.told.adapter and instance.adapter_slots > 0 then
+      adapters.end_use(instance, request.told.adapter, now_ms)
+    end
   end
 end
 

@@ -1,3 +1,4 @@
+local adapters = require('shared.adapters')
 local instances = require('shared.instances')
 local kv = require('shared.kv')
 local records = require('records')
@@ -37,7 +38,7 @@ local function weigh_load(offer, placement, option, load, overtaken, stall_s)
   local prompt_tokens, found = placement.told.prompt_tokens, offer.hit + load.blocks
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, found)
   local features = features_at(offer.instance, overtaken, stall_s, terms.stall_from_s, uncached, prompt_tokens,
-    placement.hot_tokens or 0, load.load_s, load.own_s)
+    placement.hot_tokens or 0, load.load_s, load.own_s, offer.adapter_s)
   local ttft_s = weighted(option.ttft, features)
   local missed = ttft_s > placement.slo_s
   local cost = weighted(option.cost, features) + (missed and weighted(option.missed, features) or 0)
@@ -56,7 +57,8 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   local hit, stamp, listed = hit_blocks(instance.id, chain, guess, most)
   local overtaken, stall_s = overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms)
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
-    context = instance.context_tokens }
+    context = instance.context_tokens,
+    adapter_s = placement.told.adapter and adapters.wait_s(instance, placement.told.adapter) or 0 }
   if instance.tiers == 0 or option.leg == 'decode' then
     weigh_load(offer, placement, option, NO_LOAD, overtaken, stall_s)
     return offer
@@ -84,7 +86,7 @@ local function idle_cost(instance, hit, placement, option)
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   idle.tokens_per_s = instance.tokens_per_s
   return weighted(option.cost, features_at(idle, 0, 0, terms.stall_from_s,
-    uncached, prompt_tokens, placement.hot_tokens or 0, 0, 0))
+    uncached, prompt_tokens, placement.hot_tokens or 0, 0, 0, 0))
 end
 
 return { options_from = options_from, weigh = weigh, idle_cost = idle_cost }

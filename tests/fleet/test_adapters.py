@@ -1,0 +1,57 @@
+"""Requests for adapters on real processes: each finds the instance that has its adapter on the device."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from tests.fleet.fleet_process import Fleet, running_fleet, until
+
+ADAPTERS = tuple(f"adapter-{number}" for number in range(8))
+TURNS = 6
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    words = ("--replicas", "2", "--workers", "1", "--instances", "4", "--preset", "qwen2.5-7b-910b4:adapter_slots=4")
+    names = ("--emulator.loras", json.dumps(ADAPTERS))
+    with running_fleet(tmp_path_factory.mktemp("adapters"), (*words, *names)) as started:
+        yield started
+
+
+def served_by(fleet: Fleet, adapter: str, prompt: str) -> str:
+    body = json.dumps({"model": adapter, "prompt": prompt, "max_tokens": 2}).encode()
+    request = urllib.request.Request(f"{fleet.endpoint}/v1/completions", body, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        answer.read()
+        return str(answer.headers["x-dualmap-instance"])
+
+
+def test_the_room_for_adapters_is_read_from_the_instances(fleet: Fleet) -> None:
+    described = fleet.get("/admin/instances")["instances"]
+
+    assert [each["adapter_slots"] for each in described] == [4, 4, 4, 4]
+
+
+def test_prompts_of_an_adapter_share_no_prefix_and_meet_on_its_two_instances(fleet: Fleet) -> None:
+    until(lambda: all(name in str(fleet.get("/v1/models")) for name in ADAPTERS), "the adapters are known")
+    placed = {
+        adapter: {served_by(fleet, adapter, f"{turn} of {adapter}: " + f"word {turn} " * 400) for turn in range(TURNS)}
+        for adapter in ADAPTERS
+    }
+    loads = sum(adapter_loads(fleet, each) for each in fleet.instances())
+
+    assert max(map(len, placed.values())) <= 2
+    assert loads <= 2 * len(ADAPTERS)
+
+
+def adapter_loads(fleet: Fleet, instance_id: str) -> int:
+    url = fleet.instances()[instance_id]["url"]
+    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+        found = re.search(r"^vllm:emulated_adapter_loads_total\{[^}]*\} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from dualmap.scheduling.estimates.adapters import TURN_S, adapter_s
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceSpec
+
+ROOM = InstanceSpec("a", "http://a", adapter_slots=2, adapter_host_slots=4, adapter_host_ms=20, adapter_disk_ms=500)
+
+
+@pytest.mark.parametrize(
+    ("place", "running", "seconds"),
+    [
+        (0, 0, 0.0),
+        (1, 5, 0.0),
+        (2, 1, 0.02),
+        (3, 0, 0.02),
+        (4, 0, 0.52),
+        (2, 2, TURN_S + 0.02),
+        (9, 3, 2 * TURN_S + 0.52),
+    ],
+)
+def test_the_place_of_an_adapter_and_those_that_run_say_what_it_costs(place: int, running: int, seconds: float) -> None:
+    assert adapter_s(ROOM, place, running) == pytest.approx(seconds)
+
+
+PROMPT = Chain((11, 12, 13), 100, 300, root=7)
+
+
+def test_the_key_of_a_request_for_an_adapter_is_the_adapter() -> None:
+    assert HotnessTree().key(PROMPT) == 7
+    assert PROMPT.key_hashes == (7, 11, 12, 13)
+
+
+@pytest.mark.parametrize(("hot", "key", "hot_tokens"), [((7,), 11, 0), ((7, 11), 12, 100), ((7, 11, 12), 13, 200)])
+def test_the_key_for_a_hot_adapter_takes_in_the_prefix(hot: tuple[int, ...], key: int, hot_tokens: int) -> None:
+    tree = HotnessTree({prefix: depth for depth, prefix in enumerate(hot, 1)})
+
+    assert tree.key(PROMPT) == key
+    assert tree.hot_tokens(PROMPT) == hot_tokens
+
+
+def test_a_hot_adapter_takes_in_the_rest_of_a_short_prompt() -> None:
+    prompt = Chain((11,), 100, 150, tail_hash=19, root=7)
+    tree = HotnessTree({7: 1, 11: 2})
+
+    assert tree.key(prompt) == 19
+
+
+def test_key_blocks_of_several_blocks_follow_the_root() -> None:
+    prompt = Chain((11, 12, 13, 14), 16, 64, key_stride=2, root=7)
+
+    assert prompt.key_hashes == (7, 12, 14)
+    assert [prompt.prefix_hash(blocks) for blocks in (1, 2, 3)] == [7, 12, 14]

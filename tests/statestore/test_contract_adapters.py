@@ -1,0 +1,159 @@
+"""Adapters of instances, on every store."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dualmap.scheduling.estimates.adapters import TURN_S
+from dualmap.scheduling.placing.placement import PlaceReply
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.simulation.engine.adapter_slots import AdapterMemory, AdapterSlots
+from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.pool.adapters import RUNNING_SCORE
+from tests.statestore.samples import LEAST_TTFT, HandClock, finish, instance, place, record
+
+HOST_S, DISK_S = 0.02, 0.5
+
+
+async def with_slots(pool: PoolStore, *names: str, slots: int = 2, host_slots: int = 4) -> None:
+    room = {"adapter_slots": slots, "adapter_host_slots": host_slots, "adapter_host_ms": 20, "adapter_disk_ms": 500}
+    for name in names:
+        await pool.members.put_instance(instance(name, dispatch_window_tokens=10**6, max_running_requests=99, **room))
+
+
+async def used(pool: PoolStore, *adapters: str, clock: HandClock) -> None:
+    """Requests of these adapters on instance ``a``, one after the other."""
+    for adapter in adapters:
+        clock.advance(1000)
+        await place(pool, f"for {adapter}", adapter=adapter, tokens=100)
+        await finish(pool, f"for {adapter}")
+
+
+def wait_s(reply: PlaceReply, name: str = "a") -> float:
+    return reply.seen.loads[name].adapter_s
+
+
+async def test_an_adapter_costs_what_its_place_by_last_use_says(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    first = await place(pool, "first", adapter="one")
+    await finish(pool, "first")
+    await used(pool, "two", "three", "four", clock=clock)
+    waits = [wait_s(await place(pool, name, adapter=name)) for name in ("four",)]
+    await finish(pool, "four")
+    from_host = await place(pool, "again", adapter="one")
+
+    assert wait_s(first) == pytest.approx(HOST_S + DISK_S)
+    assert waits == [0.0]
+    assert wait_s(from_host) == pytest.approx(HOST_S)
+
+
+async def test_an_adapter_beyond_host_memory_comes_from_disk_again(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await used(pool, "one", "two", "three", "four", "five", clock=clock)
+
+    assert wait_s(await place(pool, "again", adapter="one")) == pytest.approx(HOST_S + DISK_S)
+
+
+async def test_adapters_of_running_requests_keep_their_slots(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await place(pool, "long", adapter="one")
+    await used(pool, "two", "three", "four", clock=clock)
+
+    assert wait_s(await place(pool, "again", adapter="one")) == 0.0
+
+
+async def test_a_request_waits_where_adapters_of_others_have_all_slots(pool: PoolStore) -> None:
+    await with_slots(pool, "a")
+    await place(pool, "first", adapter="one")
+    await place(pool, "second", adapter="two")
+
+    assert wait_s(await place(pool, "third", adapter="three")) == pytest.approx(TURN_S + HOST_S + DISK_S)
+    assert wait_s(await place(pool, "fourth", adapter="four")) == pytest.approx(2 * TURN_S + HOST_S + DISK_S)
+
+
+async def test_a_request_goes_where_its_adapter_is(pool: PoolStore) -> None:
+    await with_slots(pool, "a", "b")
+    await place(pool, "first", "b", adapter="one")
+    await finish(pool, "first")
+    reply = await place(pool, "again", "a", "b", adapter="one", weights=LEAST_TTFT)
+
+    assert reply.chosen.instance_id == "b"
+    assert (wait_s(reply, "a"), wait_s(reply, "b")) == (pytest.approx(HOST_S + DISK_S), 0.0)
+
+
+async def test_what_is_held_uses_no_adapter_before_it_is_dispatched(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", adapter_slots=1, adapter_host_slots=1, adapter_disk_ms=500))
+    for name in ("one", "two"):
+        await place(pool, name, tokens=700)
+    held = await place(pool, "held", adapter="x", tokens=700, rank_ms=1, defers=True)
+
+    assert held.status.value == "held"
+    assert wait_s(await place(pool, "other", adapter="x", tokens=700, rank_ms=1, defers=True)) > 0
+
+
+async def test_without_slots_and_without_an_adapter_nothing_waits(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a"))
+    await with_slots(pool, "b")
+
+    assert wait_s(await place(pool, "first", "a", adapter="one")) == 0.0
+    assert wait_s(await place(pool, "second", "b"), "b") == 0.0
+
+
+async def test_a_restarted_engine_has_no_adapters(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await used(pool, "one", clock=clock)
+    for state in (InstanceState.DOWN, InstanceState.STARTING, InstanceState.READY):
+        await pool.members.set_instance_state("a", state)
+
+    assert wait_s(await place(pool, "again", adapter="one")) == pytest.approx(HOST_S + DISK_S)
+
+
+async def test_a_name_that_needs_quotes_is_kept(pool: PoolStore) -> None:
+    await with_slots(pool, "a")
+    await place(pool, "first", adapter='a "b" \\ c')
+
+    assert (await record(pool, "first")).adapter == 'a "b" \\ c'
+    assert wait_s(await place(pool, "second", adapter='a "b" \\ c')) == 0.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_the_books_follow_what_an_engine_does(pool: PoolStore, clock: HandClock, seed: int) -> None:
+    """Before each request the books say where the engine model has its adapter."""
+    rng, slots = random.Random(seed), AdapterSlots(AdapterMemory(2, 4, HOST_S, DISK_S))
+    await with_slots(pool, "a")
+    running: dict[str, str] = {}
+    for number in range(60):
+        clock.advance(1000)
+        adapter, request_id = f"adapter {rng.randrange(8)}", f"request {number}"
+        if running and (rng.random() < 0.5 or not slots.may_run(adapter)):
+            ended = rng.choice([*running])
+            slots.leave(running.pop(ended))
+            await finish(pool, ended)
+            continue
+        where = 0.0 if adapter in slots.on_device else HOST_S if adapter in slots.in_host else HOST_S + DISK_S
+        reply = await place(pool, request_id, adapter=adapter, tokens=100)
+        assert wait_s(reply) == pytest.approx(where), (number, adapter)
+        assert slots.enter(adapter) == pytest.approx(where)
+        running[request_id] = adapter
+
+
+async def test_wrong_numbers_of_running_requests_are_repaired(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await place(pool, "first", adapter="one")
+    await used(pool, "two", clock=clock)
+    key, calls = pool._keys.adapters("a"), pool._calls
+    await calls.command("ZADD", key, RUNNING_SCORE + 7, "one", RUNNING_SCORE + 1, "two")
+    lease = await pool.leader_lease.acquire("worker-1", 10_000)
+    assert lease is not None
+    fence = lease.fence
+    repaired = await pool.upkeep.repair(fence=fence)
+    scores = await calls.command("ZRANGE", key, 0, -1, "WITHSCORES")
+
+    assert repaired == 1
+    assert dict(zip(scores[::2], map(int, scores[1::2]), strict=True)) == {
+        b"one": RUNNING_SCORE + 1,
+        b"two": clock.now_ms,
+    }
+    assert await pool.upkeep.repair(fence=fence) == 0
