@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.state.instance import (
     COUNTED,
     Counts,
@@ -34,6 +33,7 @@ from dualmap.scheduling.state.instance import (
 )
 from dualmap.scheduling.state.legs import Leg, serves
 from dualmap.scheduling.state.request import PLACED_FIELDS, REPORTED_FIELDS, RequestState, StoredRequest
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.values import documented, in_order, value
 from dualmap.statestore.errors import UnreadableStateError
 

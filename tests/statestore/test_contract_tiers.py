@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, InstanceTier, InstanceTiers, LoadPrice, Tier, TierLoad
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore

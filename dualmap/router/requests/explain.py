@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, field, fields
+from dataclasses import KW_ONLY, asdict, field, fields, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +12,6 @@ import msgspec
 
 from dualmap.router.prompts.prompt import WHY_UNRENDERED
 from dualmap.router.tenants.rate_limits import limit_sentences
-from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
 from dualmap.scheduling.request.machine import RequestMachine
@@ -20,6 +19,7 @@ from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import TierLoad
 from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import Standing
 from dualmap.scheduling.values import in_order, value
@@ -510,10 +510,8 @@ def _round(
 
 
 def _load(instance_id: str, state: str, *figures: Any) -> InstanceLoad:
-    made = dict(zip(_LOAD_FIELDS, figures, strict=True))
-    made["tiers"] = TierLoad.of(made["tiers"])
-    return InstanceLoad(instance_id, InstanceState(state), **made)
+    load = in_order(InstanceLoad, (instance_id, InstanceState(state), *figures))
+    return replace(load, tiers=TierLoad.of(load.tiers))
 
 
-_LOAD_FIELDS = [each.name for each in fields(InstanceLoad)][2:]
 _DECISION_FIELDS = [each.name for each in fields(Decision)]

@@ -11,10 +11,10 @@ from prometheus_client import CollectorRegistry
 from dualmap.router.telemetry.instruments import Counter, Histogram, Instruments
 from dualmap.router.telemetry.tenant_metrics import TenantMetrics
 from dualmap.runtime.certificates import CertificateReport
-from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FAILED_BY_THE_FLEET, FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import TierLoad
 from dualmap.statestore.errors import StoreError
 
 T = TypeVar("T")

@@ -17,9 +17,7 @@ than it is computed, the request forbids loads even of what is not known to be t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
 
 from dualmap.scheduling.values import value
 
@@ -69,38 +67,6 @@ class InstanceTiers:
     takes_limits: bool = True
     """Whether its engine loads no more than a request allows (``max_load_tokens``). One that does not loads all that
     its tiers have, whatever that costs."""
-
-
-class TierLoad(NamedTuple):
-    """What a request that is placed on an instance loads from its tiers, and what these have."""
-
-    blocks: int
-    load_s: float
-    """Time of the loads, with those booked before them."""
-    link_s: float
-    """Time of the loads alone."""
-    most_tokens: int | None = None
-    """Tokens that its engine may load; None: all that the tiers have."""
-    in_tiers: tuple[tuple[str, int], ...] = ()
-    """Blocks that each tier has behind those before it, the nearest first: loaded, or computed."""
-
-    @classmethod
-    def of(cls, found: Sequence[Any]) -> TierLoad:
-        """The load of a text that has its fields as lists."""
-        blocks, load_s, link_s, most_tokens, in_tiers = found
-        return cls(blocks, load_s, link_s, most_tokens, tuple([(tier, count) for tier, count in in_tiers]))
-
-    @property
-    def by_tier(self) -> Iterator[tuple[str, int, int]]:
-        """Of each tier the blocks that are loaded, and those that are computed instead."""
-        left = self.blocks
-        for tier, blocks in self.in_tiers:
-            loaded = min(blocks, left)
-            left -= loaded
-            yield tier, loaded, blocks - loaded
-
-
-NO_LOAD: Final = TierLoad(0, 0.0, 0.0)
 
 
 def load_time_s(start_s: float, token_s: float, tokens: int) -> float:

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Final, Protocol
 
 from dualmap.scheduling.errors import NoInstanceError
-from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, features_of
 from dualmap.scheduling.placing.decision import Decision, Policy, Reason, RouteQuery
@@ -31,6 +30,7 @@ from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
 from dualmap.scheduling.tenants.budgets import Drawn, Draws

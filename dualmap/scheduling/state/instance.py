@@ -8,7 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, Protocol
 
-from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.values import documented, value
 
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0

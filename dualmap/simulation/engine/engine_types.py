@@ -125,7 +125,6 @@ class EngineRequest:
     max_load_tokens: int | None = None
     """Tokens of its prompt that are loaded from tiers, or pulled, at most, in whole blocks; None: all that there are.
     """
-    _: KW_ONLY
     pulls: bool = False
     """What neither the device nor a tier has of its prompt may come from another engine's cache: the mover of the KV
     says how much of it (``Engine.receive``)."""

@@ -13,7 +13,6 @@ from typing import Any, Generic, TypeVar
 
 import orjson
 
-from dualmap.scheduling.estimates.kv_tiers import NO_LOAD, TierLoad
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.placing.options import Weighing
 from dualmap.scheduling.placing.placement import (
@@ -26,6 +25,7 @@ from dualmap.scheduling.placing.placement import (
 )
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.tenants.budgets import Drawn, Draws, Lack, drawn_of
 from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls

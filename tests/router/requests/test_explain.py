@@ -23,7 +23,6 @@ from dualmap.router.requests.explain import (
     PlacementRound,
     Terms,
 )
-from dualmap.scheduling.estimates.kv_tiers import TierLoad
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Chosen, Observation, Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.request.outcome import Usage
@@ -31,6 +30,7 @@ from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSetting
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import TierLoad
 from dualmap.scheduling.tenants.shares import LEVELS, Standing
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.pool.codec import new_record
