@@ -3,9 +3,9 @@
     python -m benchmarks.pulls [--scenarios grow drain kill] [--requests 1200] [--seeds 1]
 
 Forty agents go on with contexts of 30,000 to 140,000 tokens, on instances of ``qwen2.5-7b`` that keep a million tokens
-each and whose links move 5 GB/s. After 900 seconds four instances become eight (*grow*), one is drained (*drain*), or
-one dies, whose contexts a pool of five GB/s has too (*kill*). A turn has moved if its instance is another one than that
-of its run's turn before it; one for each run counts, the first behind the event.
+each and whose links move 5 GB/s. After 900 seconds four instances become eight (*grow*), one of six is drained
+(*drain*), or one of six dies, whose contexts a pool of 5 GB/s has too (*kill*). A turn has moved if its instance is
+another one than that of its run's turn before it; one for each run counts, the first behind the event.
 
 *bound* is, for each of these turns, the time over idle links of all that its context could bring, and the prefill of
 the rest on an idle instance: no placement can have less, unless the turn does not move.
@@ -34,15 +34,19 @@ CARD = find_preset("qwen2.5-7b-910b4").engine
 ENGINE = replace(CARD, max_model_len=160_000, transfer=replace(CARD.transfer, bytes_per_s=LINK_BYTES_PER_S))
 POOLED = ENGINE.with_tier(Tier.POOL, tokens=8_000_000, bytes_per_s=LINK_BYTES_PER_S)
 KILLED = {"faults": (EngineFault(EVENT_S, "i002", 1e6),)}
-SCENARIOS: dict[str, Mapping[str, Any]] = {
-    "grow": {"changes": (FleetChange(EVENT_S, 8),)},
-    "drain": {"changes": (FleetChange(EVENT_S, 3),)},
-    "kill": KILLED,
+SCENARIOS: dict[str, tuple[int, Mapping[str, Any]]] = {
+    "grow": (4, {"changes": (FleetChange(EVENT_S, 8),)}),
+    "drain": (6, {"changes": (FleetChange(EVENT_S, 5),)}),
+    "kill": (6, KILLED),
 }
-WAYS: dict[str, dict[str, EngineConfig]] = {
-    "grow": {"computed": ENGINE},
-    "drain": {"computed": ENGINE},
-    "kill": {"computed": ENGINE, "loaded from the pool": POOLED},
+WAYS: dict[str, dict[str, tuple[EngineConfig, bool]]] = {
+    "grow": {"computed": (ENGINE, False), "pulled": (ENGINE, True)},
+    "drain": {"computed": (ENGINE, False), "pulled": (ENGINE, True)},
+    "kill": {
+        "computed": (ENGINE, False),
+        "loaded from the pool": (POOLED, False),
+        "loaded from the pool, or pulled": (POOLED, True),
+    },
 }
 
 
@@ -81,15 +85,19 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1200, help="(%(default)s)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="(%(default)s)")
     parser.add_argument("--policy", default="dualmap-least-cost", help="(%(default)s)")
+    parser.add_argument("--kv-events", action="store_true", help="the store knows what the caches have")
     arguments = parser.parse_args()
     print("| scenario | seed | turns behind the event | way | moved | P50, P90 of those | bound | P50, P90 of all |")
     print("| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for name in arguments.scenarios:
         for seed in arguments.seeds:
             trace = contexts(requests=arguments.requests, seed=seed)
-            for way, engine in WAYS[name].items():
+            for way, (engine, pulls) in WAYS[name].items():
                 scheduling = SchedulingSettings(policy=arguments.policy, slo_ttft_s=30.0)
-                scenario = Scenario(scheduling, engine, 4, **SCENARIOS[name])
+                instances, happens = SCENARIOS[name]
+                scenario = Scenario(
+                    scheduling, engine, instances, pulls=pulls, kv_events=arguments.kv_events, **happens
+                )
                 outcomes = Simulation(trace, scenario).run().outcomes
                 moved = moved_turns(outcomes, trace.block_tokens)
                 times = [each.outcome.ttft_s for each in moved]

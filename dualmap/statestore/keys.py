@@ -45,6 +45,7 @@ class PoolKeys:
     hotness_tree = _Key("hotness:tree")
     arrivals = _Key("arrivals")
     samples = _Key("samples")
+    instance_links = _Key("instances:links")
     rebalance_wanted = _Key("rebalance:wanted")
     books = _Key("books")
     budgets_allotted = _Key("budgets:allotted")

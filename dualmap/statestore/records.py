@@ -83,7 +83,9 @@ class InstanceRecord(LiveCounts):
         default=0,
         sparse=True,
     )
-    tiers: int = documented("number of its tiers in `instances:tiers`", default=0, sparse=True)
+    tiers: int = documented(
+        "number of its tiers in `instances:tiers`; 1 where it has none, and pulls", default=0, sparse=True
+    )
     adapter_slots: int = documented(
         "of the description: adapters that it has on the device at a time; 0: not known, and not followed",
         default=0,

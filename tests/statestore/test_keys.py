@@ -12,12 +12,13 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
@@ -33,7 +34,19 @@ from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 from dualmap.statestore.tenants.tenant_book import Edition
-from tests.statestore.samples import CHAIN, SCHEDULING, finish, first_token, instance, lead, place, placement, record
+from tests.statestore.samples import (
+    CHAIN,
+    LEAST_TTFT,
+    SCHEDULING,
+    chain,
+    finish,
+    first_token,
+    instance,
+    lead,
+    place,
+    placement,
+    record,
+)
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
@@ -55,6 +68,20 @@ def test_keys_are_readable() -> None:
     assert keys.queue("npu-0") == b"dualmap:{default}:queue:npu-0"
     assert keys.request("chatcmpl-3") == b"dualmap:{default}:request:chatcmpl-3"
     assert keys.grants("router-1") == b"dualmap:{default}:grants:router-1"
+
+
+async def pulled(pool: PoolStore) -> None:
+    """A request pulls its prompt from an instance that leaves."""
+    for name in ("source", "target"):
+        await pool.members.put_instance(instance(name))
+        end = PullEnd(name, 5710, "x", LoadPrice(0.0, 1e-6))
+        await pool.tiers.describe(name, InstanceTiers(pulls=end))
+    prompt = chain(*range(31, 37), prompt_tokens=601)
+    await place(pool, "had", "source", chain=prompt)
+    await first_token(pool, "had", "source")
+    await pool.members.set_instance_state("source", InstanceState.DRAINING)
+    reply = await place(pool, "pulls", "source", "target", chain=prompt, weights=LEAST_TTFT)
+    assert reply.chosen.loads.source is not None
 
 
 async def live_through_everything(pool: PoolStore) -> None:
@@ -94,6 +121,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     for response in ("first", "second", "third"):
         await pool.responses.keep(response, 7)
     await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
+    await pulled(pool)
     await pool.kv_events.renew_subscriber("worker-1", 60_000)
     claim = await pool.kv_events.claim("a", "worker-1")
     assert claim is not None

@@ -60,13 +60,28 @@ class InstanceTier:
 
 
 @value
+class PullEnd:
+    """The part that an instance takes in pulls, to it and from it (``scheduling.estimates.pulls``)."""
+
+    host: str
+    port: int
+    """Its place, as its peers reach it."""
+    layout: str
+    """The form in which it keeps blocks: both ends of a pull must have the same."""
+    price: LoadPrice
+    """The time of a pull to it over idle links."""
+
+
+@value
 class InstanceTiers:
-    """The tiers of an instance, the nearest first."""
+    """The tiers of an instance, the nearest first, and its part in pulls."""
 
     tiers: tuple[InstanceTier, ...] = ()
     takes_limits: bool = True
     """Whether its engine loads no more than a request allows (``max_load_tokens``). One that does not loads all that
     its tiers have, whatever that costs."""
+    pulls: PullEnd | None = None
+    """None: nothing is pulled to it or from it."""
 
 
 def load_time_s(start_s: float, token_s: float, tokens: int) -> float:

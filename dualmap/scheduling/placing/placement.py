@@ -123,6 +123,8 @@ class Placement:
     """STALE where the instance has more."""
     hot_tokens: int = 0
     """Tokens of its hot prefix."""
+    pulls: bool = True
+    """Whether a part of the prompt may be pulled from another instance's cache, where the pool has pulls."""
 
 
 @value
@@ -367,6 +369,8 @@ class Search:
     """DECODE for the second leg of a split request."""
     only: frozenset[str] | None = None
     """The instances that may be chosen; None: any."""
+    pulls: bool = True
+    """Whether a part of the prompt may be pulled; not any more once a pull has failed."""
 
     def run(self) -> Steps[PlacingPort, SearchCourse]:
         """The course of the search, which placed the request.
@@ -552,6 +556,7 @@ class _Run:
             share=None if claim.weight is None else self._share(claim.weight),
             max_pending_tokens=0 if self.trusts_prior else most,
             hot_tokens=0 if query.key is None else query.key.hot_tokens,
+            pulls=search.pulls,
         )
 
     def _share(self, weight: float) -> Share | None:

@@ -87,6 +87,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.state.tier_load import Source
 from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, nothing_of, returned
 from dualmap.scheduling.tenants.shares import NO_TENANT
 from dualmap.scheduling.values import value
@@ -980,6 +981,15 @@ class RequestMachine:
         if placed is None or placed.instance_id != self.instance_id:
             return None
         return placed.reply.chosen.loads.most_tokens
+
+    @property
+    def source(self) -> Source | None:
+        """The instance that its own pulls a part of its prompt from. One that was moved since it was placed pulls
+        nothing."""
+        placed = self.placed
+        if placed is None or placed.instance_id != self.instance_id:
+            return None
+        return placed.reply.chosen.loads.source
 
     @property
     def shows_first_token(self) -> bool:

@@ -6,6 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 
+class Source(NamedTuple):
+    """The instance that a request pulls from."""
+
+    instance_id: str
+    host: str
+    port: int
+    own_s: float
+    """Time of the pull over idle links."""
+
+
 class TierLoad(NamedTuple):
     """What a request that is placed on an instance loads from its tiers, and what these have."""
 
@@ -18,12 +28,15 @@ class TierLoad(NamedTuple):
     """Tokens that its engine may load; None: all that the tiers have."""
     in_tiers: tuple[tuple[str, int], ...] = ()
     """Blocks that each tier has behind those before it, the nearest first: loaded, or computed."""
+    source: Source | None = None
+    """The instance from whose cache the rest of ``blocks`` is pulled."""
 
     @classmethod
     def of(cls, found: Sequence[Any]) -> TierLoad:
         """The load of a text that has its fields as lists."""
-        blocks, load_s, link_s, most_tokens, in_tiers = found
-        return cls(blocks, load_s, link_s, most_tokens, tuple([(tier, count) for tier, count in in_tiers]))
+        blocks, load_s, link_s, most_tokens, in_tiers, source = (*found, None)[:6]
+        source = None if source is None else Source(*source)
+        return cls(blocks, load_s, link_s, most_tokens, tuple([(tier, count) for tier, count in in_tiers]), source)
 
     @property
     def by_tier(self) -> Iterator[tuple[str, int, int]]:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.prompts.cache_groups import CacheGroup
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.simulation.engine.adapter_slots import AdapterCounts, AdapterMemory
@@ -65,13 +65,20 @@ class EngineConfig:
         """The tiers that are there."""
         return tuple(each for each in self.tiers if each.tokens)
 
-    def instance_tiers(self) -> InstanceTiers:
-        """The description of its tiers, by the engine's own figures."""
+    def instance_tiers(self, pulls_at: str | None = None) -> InstanceTiers:
+        """The description of its tiers, by the engine's own figures, and of its part in pulls, if it has a host for
+        that."""
         a_token = self.transfer.bytes_per_token
         return InstanceTiers(
             tuple(InstanceTier(each.tier, each.tokens, each.price(a_token)) for each in self.kept_tiers),
             takes_limits=not self.ignores_load_limits,
+            pulls=None if pulls_at is None else self._pull_end(pulls_at),
         )
+
+    def _pull_end(self, host: str) -> PullEnd:
+        transfer = self.transfer
+        layout = f"{self.block_tokens} tokens of {transfer.bytes_per_token} bytes"
+        return PullEnd(host, 0, layout, LoadPrice(transfer.latency_s, 1 / transfer.tokens_per_s))
 
     def with_tier(self, tier: Tier, **figures: Any) -> EngineConfig:
         """The configuration with these figures of a tier in place of its own. Raises ValueError."""

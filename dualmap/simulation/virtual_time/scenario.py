@@ -121,6 +121,8 @@ class Scenario:
     first tokens of the others are presumed, and they end without a usage."""
     router_queue: RouterQueueRule | None = None
     """Another project's queue in the router, before an instance is chosen; None: there is none."""
+    pulls: bool = False
+    """Instances pull from each other's caches, where that costs less (``scheduling.estimates.pulls``)."""
     endless_cache: bool = False
     """Every instance finds all that any of them has computed, see ``simulation.engine.endless_kv_pool``: a bound, not a
     fleet. The scheduling code knows nothing of it."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from math import inf
 
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
+from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.placing.placement import Claim
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.prompts.blocks import cache_seed, chain_of_trace
@@ -226,7 +227,10 @@ class Simulation:
             if instance_id not in self._cluster.engines:
                 self._renew(spec)
         for replica in self.replicas:
-            replica.resize(wanted, {name: self._engines[name].instance_tiers() for name in wanted})
+            replica.resize(wanted, {name: self._tiers_of(name) for name in wanted})
+
+    def _tiers_of(self, instance_id: str) -> InstanceTiers:
+        return self._engines[instance_id].instance_tiers(instance_id if self._scenario.pulls else None)
 
     def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
         spares = list(map(self._described, range(self._scenario.instances, autoscale.most)))
@@ -449,6 +453,7 @@ class Simulation:
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
         output_tokens = 1 if prefills else max(1, traced.output_tokens - machine.sent_tokens)
         prompt_tokens = traced.input_tokens + machine.sent_tokens  # of an answer that goes on
+        peer = machine.source if leg is Leg.WHOLE else None
         request = EngineRequest(
             leg_id,
             prompt_tokens,
@@ -457,12 +462,14 @@ class Simulation:
             stages_kv=prefills,
             awaits_kv=source is not None,
             max_load_tokens=None if leg is Leg.DECODE else machine.max_load_tokens,
+            pulls=peer is not None,
             adapter=traced.adapter,
         )
         replica = self._replica_of(machine.request_id)
         replica.waiting[instance_id] += 1
         try:
-            self._cluster.submit(instance_id, request, self._now_s, source, ask)
+            peer_id = None if peer is None else peer.instance_id
+            self._cluster.submit(instance_id, request, self._now_s, source, ask, peer_id=peer_id)
         except RequestRefusedError:
             replica.waiting[instance_id] -= 1
             return replica.requests.report(machine, Ended(Outcome.CLIENT_ERROR))

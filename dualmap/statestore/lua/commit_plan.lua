@@ -15,7 +15,7 @@ local shares = require('shared.shares')
 local tiers = require('shared.tiers')
 local write_books = require('shared.book_end')
 local ipairs, tonumber, tostring, unpack = ipairs, tonumber, tostring, unpack
-local call, format, match = redis.call, string.format, string.match
+local call, format, match, min = redis.call, string.format, string.match, math.min
 
 local FIRST_STEP = 6
 
@@ -31,7 +31,8 @@ local function dispatch(request)
     local hit, stamp, listed = kv.hit_blocks(instance.id, chain, nil, most)
     local resident = kv.resident_blocks(instance.id, chain, hit, stamp)
     local loads = request.load_ms > 0 and tiers.found_blocks(instance, chain, resident) or 0
-    request.uncached_tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident + loads)
+    local tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident + loads)
+    request.uncached_tokens = request.load_ms > 0 and min(tokens, request.uncached_tokens) or tokens -- it may pull
     kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
     if instance.tiers > 0 then
       tiers.stamp_chain(instance, chain, block_tokens, now_ms)

@@ -10,8 +10,9 @@
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
 --       what is loaded from tiers, as JSON {id: [blocks, seconds, seconds alone, most tokens or -1, [[tier, blocks that
---       it has], …]], …}, or nil, how long it waits for its adapter, as JSON
---       {id: seconds, …}, or nil, and of each instance that was weighed: its id, its record, its hit}
+--       it has], …]], …}, with the source, its host, its port and the seconds of its pull alone as one more entry where
+--       a part is pulled, or nil, how long it waits for its adapter, as JSON {id: seconds, …}, or nil, and of each
+--       instance that was weighed: its id, its record, its hit}
 local adapters = require('shared.adapters')
 local books = require('shared.books')
 local budgets = require('shared.budgets')
@@ -20,6 +21,7 @@ local instances = require('shared.instances')
 local kv = require('shared.kv')
 local leases = require('shared.leases')
 local prefix_index = require('shared.prefix_index')
+local pulls = require('shared.pulls')
 local queue_log = require('shared.queue_log')
 local records = require('records')
 local requests = require('shared.requests')
@@ -41,7 +43,7 @@ local FIRST_REQUEST = 3
 local now_ms, met, replies, versions, options
 
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded
+local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded, offers
 local waits
 
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
@@ -55,6 +57,24 @@ local function reply(status, request, queue)
     loaded and tiers.text_of(loaded) or false, waits and adapters.text_of(waits) or false, unpack(seen) }
 end
 
+local function rank(offer)
+  if not best or offer.cost < best.cost then
+    best, second = offer, best
+  elseif not second or offer.cost < second.cost then
+    second = offer
+  end
+end
+
+-- Notes what is loaded there, and the hit with that.
+local function note_load(offer)
+  local load = offer.load
+  seen[offer.place + 3] = offer.found
+  if load.blocks > 0 or load.most_tokens >= 0 then
+    loaded = loaded or {}
+    loaded[offer.instance.id] = load
+  end
+end
+
 local function consider(id)
   local instance = not known[id] and instances.read(id)
   known[id] = true
@@ -62,22 +82,17 @@ local function consider(id)
     return
   end
   local offer = weighing.weigh(instance, chain, placement, option, best and best.hit, now_ms)
-  local place = #seen
-  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.found
-  if offer.load.blocks > 0 or offer.load.most_tokens >= 0 then
-    loaded = loaded or {}
-    loaded[id] = offer.load
-  end
+  offer.place = #seen
+  seen[offer.place + 1], seen[offer.place + 2] = id, instance.text
+  note_load(offer)
   if offer.adapter_s > 0 then
     waits = waits or {}
     waits[id] = offer.adapter_s
   end
-  if not instances.takes_requests(instance, option.leg) then
-    return
-  elseif not best or offer.cost < best.cost then
-    best, second = offer, best
-  elseif not second or offer.cost < second.cost then
-    second = offer
+  offers[#offers + 1] = offer
+  offer.is_open = instances.takes_requests(instance, option.leg)
+  if offer.is_open then
+    rank(offer)
   end
 end
 
@@ -113,14 +128,61 @@ local function look_beyond()
   end
 end
 
+-- The source that has most of the prompt, or has it first, among the instances that were weighed and the one that was
+-- last given it.
+local function best_source()
+  local source
+  local function compare(found)
+    local waits_s = found and max(found.queued_s, found.computing_s)
+    if found and (not source or found.blocks > source.blocks
+      or found.blocks == source.blocks and waits_s < max(source.queued_s, source.computing_s)) then
+      source = found
+    end
+  end
+  for _, offer in ipairs(offers) do
+    if offer.instance.tiers > 0 then
+      compare(pulls.source_of(offer.instance, chain, offer.hit, offer.stamp, now_ms))
+    end
+  end
+  local holder = prefix_index.find_holder(samples)
+  if holder and not known[holder] then
+    compare(pulls.read_source(holder, chain, #chain / 8, now_ms))
+  end
+  return source
+end
+
+-- Weighs the instances again with what they could pull, and keeps what costs less than without a pull there, and has
+-- the first token sooner than where the request would go without one.
+local function weigh_pulls()
+  local source = best_source()
+  if not source then
+    return
+  end
+  local without = best
+  best, second = nil, nil
+  for _, offer in ipairs(offers) do
+    local pulled = offer.is_open and weighing.weigh_pull(offer, source, placement, option, now_ms)
+    if pulled and pulled.cost < offer.cost and pulled.ttft_s < without.ttft_s then
+      pulled.place, pulled.is_open, pulled.cost, offer = offer.place, true, pulled.cost + pulled.copies_s, pulled
+      note_load(offer)
+    end
+    if offer.is_open then
+      rank(offer)
+    end
+  end
+end
+
 local function weigh_option(given)
-  option, best, second, known = options[given.option], nil, nil, given.excluded or {}
+  option, best, second, known, offers = options[given.option], nil, nil, given.excluded or {}, {}
   instances.read_several(given.instances)
   for _, id in ipairs(given.instances) do
     consider(id)
   end
   if best and option.beyond then
     look_beyond()
+  end
+  if best and best.instance.tiers > 0 and option.leg == 'whole' and not placement.no_pulls then
+    weigh_pulls()
   end
 end
 
@@ -141,7 +203,7 @@ local function reply_again(former)
   if former.told.replica_id ~= placement.told.replica_id or former.told.attempt ~= placement.told.attempt then
     return reply('duplicate')
   end
-  option, known, former.alternative_id = options[placement.option], placement.excluded or {}, ''
+  option, known, former.alternative_id, offers = options[placement.option], placement.excluded or {}, '', {}
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
@@ -266,7 +328,8 @@ local function place_one(told, head)
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0,
     deferred = placement.fills and not goes_now and 1 or 0, band = band,
     load_ms = ceil(best.load.own_s * 1000),
-    alternative_id = second and second.instance.id or '', alternative_uncached_tokens = second and second.uncached or 0,
+    alternative_id = second and second.instance.id or '', -- one that is moved there pulls nothing
+    alternative_uncached_tokens = second and (second.unpulled or second.uncached) or 0,
   }
   if placement.max_pending_tokens and instance.pending_tokens > placement.max_pending_tokens then
     return reply('stale', request)
@@ -276,6 +339,9 @@ local function place_one(told, head)
     return reply('queue_full', request)
   end
   enter_chosen(request, resident, told, head)
+  if best.load.pull then
+    pulls.book(best.load.pull, now_ms)
+  end
   if goes_now and instance.queued_requests > 0 and not decodes then
     queue_log.log_dispatch(instance, 'passed', request, now_ms)
   end

@@ -166,7 +166,8 @@ class Members(Changes):
             record, busy = await self._calls.together(reads)
             if record is None or busy:
                 return False, Change()
-            hashes = keys.instances, keys.instance_records, keys.instance_notes, keys.instance_tiers
+            described = keys.instances, keys.instance_records, keys.instance_notes
+            hashes = *described, keys.instance_tiers, keys.instance_links
             commands: list[Command] = [("HDEL", key, instance_id) for key in hashes]
             commands += [
                 ("UNLINK", key(instance_id)) for key in (keys.kv, keys.kv_events, keys.kv_names, keys.queue_log)

@@ -84,6 +84,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
     known = excluded if not request.enqueued_ms else excluded + b'"enqueued_ms":%d,' % request.enqueued_ms
     if placement.max_pending_tokens is not None:
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
+    if not placement.pulls:
+        known += b'"no_pulls":true,'
     if placement.hot_tokens:
         known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.draws is not None:
@@ -194,8 +196,8 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
 
 def _loaded_from(tiers: bytes) -> dict[str, TierLoad]:
     return {
-        name: TierLoad.of((blocks, load_s, link_s, None if most < 0 else most, in_tiers))
-        for name, (blocks, load_s, link_s, most, in_tiers) in orjson.loads(tiers).items()
+        name: TierLoad.of((blocks, load_s, link_s, None if most < 0 else most, *rest))
+        for name, (blocks, load_s, link_s, most, *rest) in orjson.loads(tiers).items()
     }
 
 

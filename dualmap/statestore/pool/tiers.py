@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import TierChange
 from dualmap.statestore.pool.calls import Command, in_commands
@@ -47,9 +47,10 @@ class InstanceTierBooks(Changes):
         if record is None:
             return False
         commands: list[Command] = [("HSET", keys.instance_tiers, instance_id, text)]
-        if not tiers.tiers:
+        if not tiers.tiers and tiers.pulls is None:
             commands = [("HDEL", keys.instance_tiers, instance_id)]
-        await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": len(tiers.tiers)}}))
+        number = len(tiers.tiers) or int(tiers.pulls is not None)
+        await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": number}}))
         return True
 
     @checks_replies
@@ -91,7 +92,11 @@ def _text_of(instance_id: str, tiers: InstanceTiers) -> bytes:
         }
         for each in tiers.tiers
     ]
-    return orjson.dumps({"limits": tiers.takes_limits, "tiers": described})
+    text: dict[str, Any] = {"limits": tiers.takes_limits, "tiers": described}
+    if (end := tiers.pulls) is not None:
+        place = {"host": end.host, "port": end.port, "layout": end.layout}
+        text["pull"] = place | {"start_s": end.price.start_s, "token_s": end.price.token_s}
+    return orjson.dumps(text)
 
 
 def tiers_from(text: bytes) -> InstanceTiers:
@@ -106,4 +111,10 @@ def tiers_from(text: bytes) -> InstanceTiers:
         )
         for each in described["tiers"]
     ]
-    return InstanceTiers(tuple(tiers), bool(described["limits"]))
+    pulls = None if (pull := described.get("pull")) is None else _pull_end_from(pull)
+    return InstanceTiers(tuple(tiers), bool(described["limits"]), pulls)
+
+
+def _pull_end_from(pull: Mapping[str, Any]) -> PullEnd:
+    price = LoadPrice(pull["start_s"], pull["token_s"])
+    return PullEnd(str(pull["host"]), int(pull["port"]), str(pull["layout"]), price)

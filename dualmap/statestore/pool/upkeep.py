@@ -66,7 +66,7 @@ _NUMBERS: Final = (SCHEMA_FIELD.encode(), OLDEST_FIELD.encode())
 _BOOKINGS: Final = (b"booked_since_ms", b"booked_stamp")
 _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
-    "instance_tiers": b"hash",
+    **dict.fromkeys(("instance_tiers", "instance_links"), b"hash"),
     **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "migrations"), b"hash"),
     **dict.fromkeys(("scaling", "scaling_decode"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
@@ -147,6 +147,7 @@ class Upkeep(Changes):
             "names": codec.name_from,
             "instance_notes": codec.note_from,
             "instance_tiers": lambda _, text: tiers_from(text),
+            "instance_links": lambda _, text: count_from(text),
             "hotness_tree": codec.hot_prefix_from,
             "migrations": lambda _, text: count_from(text),
             "subscribers": codec.replica_from,

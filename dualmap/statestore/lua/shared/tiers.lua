@@ -13,8 +13,9 @@ local STAMPS_PER_MS = 1024
 
 local NONE = { tiers = {} }
 
--- The description of an instance's tiers: {limits, tiers {{key, tokens, start_s, token_s}, …}}. Of a model with several
--- cache groups it is not known which of them a tier has.
+-- The description of an instance's tiers, and of its part in pulls: {limits, tiers {{key, tokens, start_s, token_s},
+-- …}, pull {host, port, layout, start_s, token_s} or nil}. Of a model with several cache groups it is not known which
+-- of them a tier has, and a part of its blocks is no hit.
 local function tiers_of(instance)
   local text = instance.hit_step_tokens == 0 and call('HGET', keys.instance_tiers, instance.id)
   return decoded(text) or NONE
@@ -80,14 +81,29 @@ local function stamp_chain(instance, chain, block_tokens, now_ms)
   end
 end
 
--- What is loaded on each of some instances, as a placement replies it.
+-- Blocks of the chain behind the first so many that the host memory of an instance has.
+local function host_blocks(instance, chain, first)
+  local nearest = tiers_of(instance).tiers[1]
+  return nearest and nearest.tier == 'host' and blocks_behind(nearest, chain, first) or 0
+end
+
+-- What is loaded, or pulled, on each of some instances, as a placement replies it.
 local function text_of(loads)
   local texts = {}
   for id, load in pairs(loads) do
-    texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d,[%s]]', id, load.blocks, load.load_s, load.own_s,
-      load.most_tokens, concat(load.found, ','))
+    local pulled = load.pull and format(',["%s","%s",%d,%.17g]', load.pull.source, load.pull.host, load.pull.port,
+      load.pull.own_s) or ''
+    texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d,[%s]%s]', id, load.blocks, load.load_s, load.own_s,
+      load.most_tokens, concat(load.found, ','), pulled)
   end
   return '{' .. concat(texts, ',') .. '}'
 end
 
-return { found_blocks = found_blocks, loads_behind = loads_behind, stamp_chain = stamp_chain, text_of = text_of }
+return {
+  tiers_of = tiers_of,
+  found_blocks = found_blocks,
+  host_blocks = host_blocks,
+  loads_behind = loads_behind,
+  stamp_chain = stamp_chain,
+  text_of = text_of,
+}

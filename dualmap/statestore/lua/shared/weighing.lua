@@ -9,6 +9,7 @@ local hit_blocks, most_blocks, prefill_tokens = kv.hit_blocks, kv.most_blocks, k
 local features_at, stalled_s = rules.features_at, rules.stalled_s
 local ipairs = ipairs
 local decode = cjson.decode
+local max, min = math.max, math.min
 
 -- The last options that were decoded, and their text: most calls have the same ones.
 local last_options = {}
@@ -77,6 +78,28 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   return offer
 end
 
+-- The same with what a source has beyond that; nil where it has no more of it. What the copy costs beside computing the
+-- prompt there is in 'copies_s', what would be left to compute without the pull in 'unpulled'.
+local function weigh_pull(offer, source, placement, option, now_ms)
+  local instance, load, own = offer.instance, offer.load, tiers.tiers_of(offer.instance).pull
+  local block_tokens = placement.block_tokens
+  local blocks = min(source.blocks, most_blocks(placement.told.prompt_tokens, block_tokens)) - offer.found
+  if not own or own.layout ~= source.pull_end.layout or source.id == instance.id or blocks <= 0 then
+    return
+  end
+  local own_s = rules.load_time_s(own.start_s, own.token_s, blocks * block_tokens)
+  local ends_s = rules.pull_ends_s(own_s, instance.loading_ms / 1000, source.queued_s, source.computing_s)
+  local pulled = { instance = instance, hit = offer.hit, stamp = offer.stamp, listed = offer.listed,
+    running = offer.running, context = offer.context, adapter_s = offer.adapter_s, unpulled = offer.uncached }
+  weigh_load(pulled, placement, option, { blocks = load.blocks + blocks, own_s = max(load.own_s, own_s),
+    load_s = max(load.load_s, ends_s), most_tokens = -1, found = load.found, pull = { source = source.id,
+    host = source.pull_end.host, port = source.pull_end.port, own_s = own_s } },
+    overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms))
+  local cold_tokens = pulled.found * block_tokens - max(offer.found * block_tokens, placement.hot_tokens or 0)
+  pulled.copies_s = source.leaves and 0 or rules.copy_s(instance, max(0, cold_tokens), block_tokens)
+  return pulled
+end
+
 -- An instance with nothing to do.
 local idle = idle_instance()
 
@@ -89,4 +112,4 @@ local function idle_cost(instance, hit, placement, option)
     uncached, prompt_tokens, placement.hot_tokens or 0, 0, 0, 0))
 end
 
-return { options_from = options_from, weigh = weigh, idle_cost = idle_cost }
+return { options_from = options_from, weigh = weigh, weigh_pull = weigh_pull, idle_cost = idle_cost }

@@ -1,0 +1,247 @@
+"""Pulls from other instances' caches, on every store: when they are chosen, and what they book."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
+from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.request import RequestState
+from dualmap.scheduling.state.tier_load import Source
+from dualmap.statestore.keys import PoolKeys
+from dualmap.statestore.kv_views import KvChange
+from dualmap.statestore.pool import PoolStore
+from tests.statestore.samples import (
+    LEAST_TTFT,
+    HandClock,
+    assert_sums_hold,
+    chain,
+    finish,
+    first_token,
+    instance,
+    lead,
+    place,
+    record,
+    sweep,
+)
+
+PRICE = LoadPrice(0.01, 0.0000125)
+"""Beside 0.000125 seconds that the instances compute a token in."""
+PROMPT = chain(*range(101, 107), prompt_tokens=601)
+OWN_S = PRICE.load_s(600)
+
+
+async def member(pool: PoolStore, name: str, *tiers: InstanceTier, layout: str = "x", **figures: Any) -> None:
+    await pool.members.put_instance(instance(name, **figures))
+    await pool.tiers.describe(name, InstanceTiers(tiers, pulls=PullEnd(f"host-{name}", 5710, layout, PRICE)))
+
+
+async def has_prompt(pool: PoolStore, name: str) -> None:
+    """The instance has computed the prompt."""
+    await place(pool, f"before {name}", name, chain=PROMPT)
+    await first_token(pool, f"before {name}", name)
+    await finish(pool, f"before {name}")
+
+
+async def confirmed(pool: PoolStore, name: str, blocks: Sequence[int] = PROMPT.hashes) -> None:
+    """The engine has reported these blocks."""
+    claim = await pool.kv_events.claim(name, "worker")
+    assert claim is not None
+    await pool.kv_events.apply(name, claim.fence, KvChange(0, 1.0, blocks))
+
+
+async def busy(pool: PoolStore, name: str, held_tokens: int = 8000) -> None:
+    """The instance computes 400 tokens, for a twentieth of a second, and has more in its queue."""
+    await place(pool, f"computed {name}", name, tokens=400)
+    await place(pool, f"held {name}", name, tokens=held_tokens)
+
+
+async def pair(pool: PoolStore, request_id: str, *names: str, **changes: Any) -> PlaceReply:
+    return await place(pool, request_id, *(names or ("a", "b")), chain=PROMPT, weights=LEAST_TTFT, **changes)
+
+
+async def pullable(pool: PoolStore) -> None:
+    """Two instances, of which the first has the prompt and a second of work."""
+    for name in ("a", "b"):
+        await member(pool, name, dispatch_window_tokens=400)
+    await has_prompt(pool, "a")
+    await busy(pool, "a")
+
+
+async def booked_s(pool: PoolStore, name: str, now_ms: int) -> float:
+    """The time for which the link of a source is booked."""
+    until = await pool._calls.command("HGET", PoolKeys("dualmap", "default").instance_links, name)
+    return 0.0 if until is None else (int(until) - now_ms) / 1000
+
+
+async def test_a_prompt_is_pulled_where_its_instance_is_busy_and_both_ends_are_booked(pool: PoolStore) -> None:
+    await pullable(pool)
+    reply = await pair(pool, "r")
+
+    assert (reply.status, reply.chosen.instance_id) == (PlaceStatus.DISPATCHED, "b")
+    assert reply.chosen.loads.source == Source("a", "host-a", 5710, pytest.approx(OWN_S))
+    assert (reply.chosen.uncached_tokens, reply.seen.hits["b"]) == (1, 6)
+    # it waits for what the source computes, as that may be its prompt
+    assert reply.seen.loads["b"].tiers.load_s == pytest.approx(0.05 + OWN_S)
+    assert reply.chosen.ttft_s == pytest.approx(0.05 + OWN_S + 1 / 8000)
+    assert (await pool.loads())["b"].loading_ms == 18
+    assert await booked_s(pool, "a", reply.seen.now_ms) == pytest.approx(0.018)
+    await assert_sums_hold(pool)
+
+
+async def test_what_the_engine_has_reported_can_be_pulled_whatever_the_source_computes(pool: PoolStore) -> None:
+    await pullable(pool)
+    await confirmed(pool, "a")
+    reply = await pair(pool, "r")
+
+    assert reply.seen.loads["b"].tiers.load_s == pytest.approx(OWN_S)
+
+
+async def test_pulls_wait_for_those_before_them_on_either_link(pool: PoolStore) -> None:
+    await pullable(pool)
+    await member(pool, "c")
+    await confirmed(pool, "a")
+    other = chain(*range(301, 307), prompt_tokens=601)
+    await place(pool, "elsewhere", "c", chain=other)
+    await confirmed(pool, "c", other.hashes)
+    await pair(pool, "first", "b")
+    # when the source of the first serves another one, and its target pulls from another one
+    from_source = await pair(pool, "second", "a", "c")
+    to_target = await place(pool, "third", "b", chain=other, weights=LEAST_TTFT)
+
+    assert from_source.chosen.loads.source == Source("a", "host-a", 5710, pytest.approx(OWN_S))
+    assert from_source.seen.loads["c"].tiers.load_s == pytest.approx(0.018 + OWN_S)
+    assert to_target.chosen.loads.source is not None
+    assert to_target.seen.loads["b"].tiers.load_s == pytest.approx(0.018 + OWN_S, abs=0.001)
+
+
+async def test_bookings_end_with_the_first_token_and_with_their_time(pool: PoolStore) -> None:
+    await pullable(pool)
+    reply = await pair(pool, "r")
+    await first_token(pool, "r", "b")
+
+    assert (await pool.loads())["b"].loading_ms == 0
+    assert (await record(pool, "r")).load_ms == 18
+    # what is booked on the source is a time that passes
+    assert await booked_s(pool, "a", reply.seen.now_ms + 18) == pytest.approx(0.0)
+    await assert_sums_hold(pool)
+
+
+@pytest.mark.parametrize("how", ["ended", "reaped"])
+async def test_a_request_that_ends_in_its_pull_leaves_nothing_booked_on_its_target(
+    pool: PoolStore, clock: HandClock, how: str
+) -> None:
+    await pool.heartbeat("one", 1000, {})
+    await pullable(pool)
+    await pair(pool, "r")
+    if how == "ended":
+        await finish(pool, "r")
+    else:
+        fence = await lead(pool)
+        clock.advance(1000)
+        assert await pool.upkeep.reap("one", fence=fence) > 0
+
+    assert (await pool.loads())["b"].loading_ms == 0
+    await assert_sums_hold(pool)
+
+
+async def test_nothing_is_pulled_where_waiting_costs_less(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await member(pool, name)
+    await has_prompt(pool, "a")
+    reply = await pair(pool, "r")
+
+    assert (reply.chosen.instance_id, reply.chosen.loads.source) == ("a", None)
+    assert await booked_s(pool, "a", reply.seen.now_ms) == 0.0
+
+
+@pytest.mark.parametrize("why", ["layout", "no end", "down", "forbidden", "hybrid", "too slow"])
+async def test_nothing_is_pulled_where_it_cannot_be(pool: PoolStore, why: str) -> None:
+    await pullable(pool)
+    if why == "layout":
+        await member(pool, "b", layout="y")
+    elif why == "no end":
+        await pool.tiers.describe("a", InstanceTiers())
+    elif why == "down":
+        await pool.members.set_instance_state("a", InstanceState.DOWN)
+    elif why == "hybrid":
+        claim = await pool.kv_events.claim("b", "worker")
+        assert claim is not None
+        await pool.kv_events.apply("b", claim.fence, KvChange(0, 1.0, hit_step_tokens=100))
+    elif why == "too slow":
+        end = PullEnd("host-b", 5710, "x", LoadPrice(0.01, 0.0002))
+        await pool.tiers.describe("b", InstanceTiers(pulls=end))
+    reply = await pair(pool, "r", pulls=why != "forbidden")
+
+    assert (reply.chosen.instance_id, reply.chosen.loads.source) == ("b", None)
+    assert (reply.chosen.uncached_tokens, (await pool.loads())["b"].loading_ms) == (601, 0)
+
+
+@pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STANDBY])
+async def test_an_instance_that_leaves_is_pulled_from(pool: PoolStore, state: InstanceState) -> None:
+    for name in ("a", "b"):
+        await member(pool, name)
+    await has_prompt(pool, "a")
+    await pool.members.set_instance_state("a", state)
+    reply = await pair(pool, "r", "b")
+
+    assert reply.chosen.loads.source is not None
+    assert reply.chosen.loads.source.instance_id == "a"
+
+
+async def test_what_is_only_reserved_on_the_source_is_not_pulled(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await member(pool, name, dispatch_window_tokens=400)
+    await busy(pool, "a")
+    await place(pool, "reserves", "a", chain=PROMPT)
+    assert (await record(pool, "reserves")).state is RequestState.HELD
+    reply = await pair(pool, "r", "b")
+
+    assert reply.chosen.loads.source is None
+
+
+async def test_host_memory_of_the_source_counts_and_the_tiers_of_the_target_come_first(pool: PoolStore) -> None:
+    host = InstanceTier(Tier.HOST, 2000, LoadPrice(0.0, 0.000001))
+    await member(pool, "a", host, kv_capacity_tokens=600)
+    await member(pool, "b", host, kv_capacity_tokens=600)
+    await has_prompt(pool, "a")
+    await place(pool, "start", "b", chain=chain(*PROMPT.hashes[:2], prompt_tokens=201))
+    for name in ("a", "b"):
+        await place(pool, f"evicts {name}", name, tokens=600)
+        await first_token(pool, f"evicts {name}", name)
+    reply = await pair(pool, "r", "b")
+
+    assert reply.chosen.loads.source is not None
+    assert reply.chosen.loads.source.own_s == pytest.approx(PRICE.load_s(400)), "two blocks are in its own host memory"
+    assert (reply.chosen.uncached_tokens, reply.chosen.loads.most_tokens) == (1, None)
+
+
+async def test_a_held_request_keeps_what_it_is_to_pull_until_it_is_granted(pool: PoolStore) -> None:
+    await pullable(pool)
+    await place(pool, "before", "b", tokens=800)
+    reply = await pair(pool, "r", "b")
+    held = await record(pool, "r")
+    await first_token(pool, "before", "b")
+    await sweep(pool, "b")
+    sent = await record(pool, "r")
+
+    assert (reply.status, reply.chosen.loads.source is not None) == (PlaceStatus.HELD, True)
+    assert (held.uncached_tokens, held.load_ms) == (1, 18)
+    assert (sent.state, sent.uncached_tokens, sent.load_ms) == (RequestState.DISPATCHED, 1, 18)
+    await assert_sums_hold(pool)
+
+
+async def test_a_source_that_is_removed_leaves_no_booking(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await member(pool, name)
+    await has_prompt(pool, "a")
+    await pool.members.set_instance_state("a", InstanceState.STANDBY)
+    reply = await pair(pool, "r", "b")
+    assert await booked_s(pool, "a", reply.seen.now_ms) > 0
+    assert await pool.members.remove_instance("a")
+
+    assert await booked_s(pool, "a", reply.seen.now_ms) == 0.0
