@@ -54,7 +54,8 @@ class Form(NamedTuple):
     load_s: Annotated[float, "loads from tiers"] = 0.0
     """Cost of a second that the request's loads from tiers take, with those booked before them."""
     link_s: Annotated[float, "loads from tiers, weighed"] = 0.0
-    """Cost of a second for which the request's own loads keep a link, which later loads wait for."""
+    """Cost of a second for which the request's own loads keep a link, which later loads wait for, and their blocks of
+    the device's memory: so times one more than running contexts in multiples of the KV memory."""
     adapter_s: Annotated[float, "loads of adapters"] = 0.0
     """Cost of a second until the request's adapter is on the device."""
 
@@ -131,7 +132,7 @@ def features_at(
         prompt_tokens=prompt_tokens,
         hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
         load_s=load_s,
-        link_s=link_s,
+        link_s=link_s * (1.0 + demand),
         adapter_s=adapter_s,
     )
 

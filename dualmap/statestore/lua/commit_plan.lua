@@ -28,7 +28,7 @@ local function dispatch(request)
   if chain then
     local prompt_tokens = request.told.prompt_tokens
     local most = kv.most_blocks(prompt_tokens, block_tokens)
-    local hit, stamp, listed = kv.hit_blocks(instance.id, chain, nil, most)
+    local hit, stamp, listed = kv.hit_blocks(instance, chain, nil, most)
     local resident = kv.resident_blocks(instance.id, chain, hit, stamp)
     local loads = request.load_ms > 0 and tiers.found_blocks(instance, chain, resident) or 0
     local tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident + loads)

@@ -12,8 +12,8 @@ local function observe_instances(now_ms)
   local reply = { versions[1] or 0, versions[2] or 0, call('HINCRBY', keys.meta, 'observations', 1), now_ms }
   for place = 4, #ARGV do
     local text = call('HGET', keys.instance_records, ARGV[place])
-    local hit = text and (kv.hit_blocks(ARGV[place], ARGV[2], nil, tonumber(ARGV[3]))) or 0
     local instance = text and instances.read(ARGV[place])
+    local hit = instance and (kv.hit_blocks(instance, ARGV[2], nil, tonumber(ARGV[3]))) or 0
     reply[#reply + 1] = text
     reply[#reply + 1] = hit + (instance and instance.tiers > 0 and tiers.found_blocks(instance, ARGV[2], hit) or 0)
   end

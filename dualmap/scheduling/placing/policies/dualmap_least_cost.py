@@ -21,10 +21,6 @@ _CACHE: Final = Reason.CACHE
 _COST: Final = Reason.COST
 
 
-LINK_WEIGHT: Final = 1.0
-"""Weight of the time that a load keeps its link, beside that of the load itself: the same again, as others queue."""
-
-
 class LeastCostOptions(PolicyOptions):
     """Weights of policy ``dualmap-least-cost``. Experiments change them; the defaults are its measured ones."""
 
@@ -51,7 +47,7 @@ class DualMapLeastCost(BeyondPair):
 
     Builds on DualMap (ICLR 2026): the rings still decide where a prefix belongs. Four things differ, each for a
     measured reason (``docs/concepts/default-policy.md``). A recomputed token delays all requests queued behind it, so
-    own prefill weighs several times its own seconds; a load from a tier weighs twice, as others queue on its link. A
+    own prefill weighs several times its own seconds; loads from tiers do as well, as others queue on their link. A
     hot prefix's prefill does not: more instances are to have that prefix, and the next requests find it there. Own
     prefill weighs more where running requests fill the KV memory, since it then evicts blocks that others would hit.
     Deferred work weighs little, since new requests overtake it. KV memory in use weighs as well: where prompts are
@@ -74,7 +70,7 @@ class DualMapLeastCost(BeyondPair):
             hot_compute_s=1.0 - options.recompute_weight,
             crowded_compute_s=options.recompute_weight * options.crowding_weight,
             load_s=1.0,
-            link_s=LINK_WEIGHT,
+            link_s=options.recompute_weight - 1.0,
             adapter_s=options.adapter_weight,
         )
 

@@ -85,11 +85,14 @@ local function most_blocks(prompt_tokens, block_tokens)
   return floor((prompt_tokens - 1) / block_tokens)
 end
 
--- The hit of a chain, of so many blocks at most where it has inner ones; the stamp of its last block; and its listed
--- blocks. A guess, of another instance, may help.
-local function hit_blocks(id, chain, guess, most)
-  local listed, stamp = listed_blocks(id, chain, guess)
-  local within, kv_key = min(listed, most), keys.kv .. id
+-- The hit of a chain, of so many blocks at most where the instance has several cache groups; the stamp of its last
+-- block; and its listed blocks. A guess, of another instance, may help.
+local function hit_blocks(instance, chain, guess, most)
+  local listed, stamp = listed_blocks(instance.id, chain, guess)
+  if instance.hit_step_tokens == 0 then
+    return listed, stamp, listed
+  end
+  local within, kv_key = min(listed, most), keys.kv .. instance.id
   if within > 0 and is_inner(within < listed and stamp_of(kv_key, chain, within) or stamp) then
     local hit, last = last_end(kv_key, chain, within)
     return hit, last, listed

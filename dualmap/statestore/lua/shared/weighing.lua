@@ -55,10 +55,12 @@ end
 -- compared with the other option. Whether to load from tiers is weighed as different placements are.
 local function weigh(instance, chain, placement, option, guess, now_ms)
   local most = most_blocks(placement.told.prompt_tokens, placement.block_tokens)
-  local hit, stamp, listed = hit_blocks(instance.id, chain, guess, most)
+  local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
   local overtaken, stall_s = overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms)
+  -- With all fields from the start: a table that grows costs more than the weighing.
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
-    context = instance.context_tokens,
+    context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = 0, missed = false, ttft_s = 0,
+    cost = false, decides = false,
     adapter_s = placement.told.adapter and adapters.wait_s(instance, placement.told.adapter) or 0 }
   if instance.tiers == 0 or option.leg == 'decode' then
     weigh_load(offer, placement, option, NO_LOAD, overtaken, stall_s)
