@@ -86,7 +86,7 @@ async def explain(
     ids = meant_by(request_id)
     for each in ids:
         if (explanation := _explanation(runtime, each)) is not None:
-            waits = await waits_of(explanation, runtime.pools.pools[explanation.asked.pool])
+            waits = await waits_of(explanation, runtime.pools.pools[explanation.origin.pool])
             return _as_json(runtime, explanation) | waits
     gaps: list[str] = []
     if not local:
@@ -136,7 +136,7 @@ def _explanation(runtime: Runtime, request_id: str) -> Explanation | None:
 
 
 def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
-    pool = runtime.pools.pools[explanation.asked.pool]
+    pool = runtime.pools.pools[explanation.origin.pool]
     return {
         "replica_id": runtime.context.replica_id,
         **explanation.to_dict(),

@@ -206,13 +206,13 @@ class Use(StrEnum):
     before the first token, or before the whole of an answer that does not stream."""
     PREFILL = "prefill"
     """A prefill leg gives it: a part of the result."""
-    ASKED = "asked"
-    """The router itself has asked for it."""
+    INTERNAL = "internal"
+    """The router itself requested it."""
     OBSERVED = "observed"
     """A gateway passes it on to the client as it comes."""
 
 
-_FOR_NONE: Final = frozenset({Use.PREFILL, Use.ASKED})
+_FOR_NONE: Final = frozenset({Use.PREFILL, Use.INTERNAL})
 
 
 @value
@@ -274,7 +274,7 @@ class Leave:
 
 @value
 class MayLeave:
-    """Another instance could go on with the stream as it is now: the answer to ``AskRest``."""
+    """Another instance could go on with the stream as it is now: the answer to ``CheckCanContinue``."""
 
     why: str
     kind: FailureKind
@@ -398,14 +398,16 @@ class BreakOff:
 
 
 @value
-class AskRest:
+class CheckCanContinue:
     """Find out whether another instance could go on with the stream as it is now. Answer: ``MayLeave``, or none."""
 
     why: str
     kind: FailureKind
 
 
-Effect = Send | Write | WriteLast | FirstToken | TakeBack | Abort | Close | Finish | Settle | BreakOff | AskRest
+Effect = (
+    Send | Write | WriteLast | FirstToken | TakeBack | Abort | Close | Finish | Settle | BreakOff | CheckCanContinue
+)
 Effects = Sequence[Effect]
 
 # Members of enumerations that every answer meets, by names of this module: up to Python 3.11 an enumeration looks its
@@ -707,7 +709,7 @@ class AnswerMachine:
         elif self.phase is _LENT:  # what the relay has kept of the stream counts
             self.effects.append(TakeBack(event))
         else:
-            self.effects.append(AskRest(event.why, event.kind))
+            self.effects.append(CheckCanContinue(event.why, event.kind))
 
     def _may_leave(self, event: MayLeave, _: float) -> None:
         if self.phase is _LENT:

@@ -19,7 +19,6 @@ from dualmap.api_bodies.lax_values import lax_int
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.responses_api import is_part_of_answer, is_partial
 from dualmap.router.answers.so_far import AnswerSoFar, read_ids
-from dualmap.router.prompts.asked_tokens import completed_prompts
 from dualmap.router.prompts.inference_request import (
     CHAT_PATH,
     COMPLETIONS_PATH,
@@ -27,6 +26,7 @@ from dualmap.router.prompts.inference_request import (
     MESSAGES_PATH,
     RESPONSES_PATH,
 )
+from dualmap.router.prompts.token_bounds import completed_prompts
 from dualmap.scheduling.values import value
 
 CONTINUED_PATHS: Final = frozenset({CHAT_PATH, COMPLETIONS_PATH, MESSAGES_PATH, RESPONSES_PATH})

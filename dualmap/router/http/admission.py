@@ -37,7 +37,6 @@ from dualmap.router.http.paths import (
 )
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.http.steering import EXTRA_ARGS, REPORT_KEY, SAMPLING, TRANSFER_KEYS, may_steer, overriding_fields
-from dualmap.router.prompts.asked_tokens import passed_on_tokens, unread_tokens
 from dualmap.router.prompts.inference_request import (
     COMPLETIONS_PATH,
     COMPLETIONS_PATHS,
@@ -53,6 +52,7 @@ from dualmap.router.prompts.inference_request import (
 )
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.router.prompts.run_identity import run_of
+from dualmap.router.prompts.token_bounds import passed_on_tokens, unread_tokens
 from dualmap.router.steps import without_pause
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
@@ -260,7 +260,7 @@ def unread_request(request: ClientRequest, request_id: str, why: str, model: str
         stream=False,
         body_hash=xxh3_64_intdigest(request.body),
         unread=why,
-        asks=unread_tokens(request.path, len(request.body)),
+        token_bounds=unread_tokens(request.path, len(request.body)),
     )
 
 
@@ -281,7 +281,7 @@ def read_form_request(request: ClientRequest, request_id: str, *, trusts_transfe
         stream=False,
         form=True,
         body_hash=xxh3_64_intdigest(body),
-        asks=unread_tokens(request.path, len(body), form=True),
+        token_bounds=unread_tokens(request.path, len(body), form=True),
     )
     try:
         if (encoding := content_encoding(request)) is not None:
@@ -353,7 +353,7 @@ def inference_request_of(
     if prompt is None:
         salt = body.get("cache_salt")
         read.sent_salt = salt if isinstance(salt, str) else None
-        read.asks = passed_on_tokens(path, body, len(request.body))
+        read.token_bounds = passed_on_tokens(path, body, len(request.body))
         return read
     read.run = run_of(request.fields, body)
     read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS

@@ -21,8 +21,8 @@ from dualmap.router.answers.machine import (
     Abort,
     AnswerMachine,
     AnswerSpec,
-    AskRest,
     BreakOff,
+    CheckCanContinue,
     Close,
     CutOff,
     Effects,
@@ -63,7 +63,7 @@ _FEW_CHUNKS: Final = 4
 _MOST_SHORT_STAYS: Final = 8
 """An answer that has come back so often from the relay after a few chunks is not plain, and is not offered again."""
 NO_TIMES: Final = AnswerTimes(float("inf"), float("inf"), float("inf"))
-_ASKED: Final = AnswerSpec("", Use.ASKED)
+_INTERNAL: Final = AnswerSpec("", Use.INTERNAL)
 
 
 def nothing() -> None: ...
@@ -107,7 +107,7 @@ class AnswerDriver:
     def __init__(
         self,
         connection: UpstreamConnection,
-        spec: AnswerSpec = _ASKED,
+        spec: AnswerSpec = _INTERNAL,
         receiver: Receiver | None = None,
         times: AnswerTimes = NO_TIMES,
         *,
@@ -277,16 +277,16 @@ class AnswerDriver:
     def _is_between_chunks(self) -> bool:
         return self.connection.between_chunks and self._ends_line
 
-    def _ask_rest(self, effect: AskRest) -> None:
+    def _check_can_continue(self, effect: CheckCanContinue) -> None:
         if self._leaving is None and self._receiver is not None:
             self._leaving = self.connection.loop.create_task(self._find_out(self._receiver, effect))
 
-    async def _find_out(self, receiver: Receiver, asked: AskRest) -> None:
+    async def _find_out(self, receiver: Receiver, check: CheckCanContinue) -> None:
         """Report that another instance can go on with the stream. Else it stays, and is tested again at the next
         check."""
         try:
             if await receiver.may_leave():
-                self._report(MayLeave(asked.why, asked.kind))
+                self._report(MayLeave(check.why, check.kind))
         finally:
             self._leaving = None
 
@@ -370,5 +370,5 @@ _EFFECTS: Final[Mapping[type[Any], Callable[[AnswerDriver, Any], None]]] = {
     Close: AnswerDriver._close,
     Settle: AnswerDriver._settle,
     BreakOff: AnswerDriver._break_off,
-    AskRest: AnswerDriver._ask_rest,
+    CheckCanContinue: AnswerDriver._check_can_continue,
 }

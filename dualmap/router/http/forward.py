@@ -258,7 +258,7 @@ class Forwarding:
             failure = result.failure
             so_far = await read_so_far(result.kept)
             try:
-                ended = await self._ask_on(so_far, failure)
+                ended = await self._place_rest(so_far, failure)
                 if ended is not None:
                     return ended
                 result = await self._try_until_sent()
@@ -303,13 +303,13 @@ class Forwarding:
         assert result.failure is not None
         if self._is_ended_by_client(result):
             return await self._end_aborted(result.kept)
-        so_far, failure, asked = await read_so_far(result.kept), result.failure, read_json(self.request.body)
+        so_far, failure, client_body = await read_so_far(result.kept), result.failure, read_json(self.request.body)
         self._inference_request.model_span = None
         several = self._several = SeveralAnswers(
             self,
             self._placed,
             self._inference_request.path,
-            asked,
+            client_body,
             so_far,
             stops_at_mark=self._inference_request.stops_at_mark,
         )
@@ -326,7 +326,7 @@ class Forwarding:
             LaterPart(self._client).refuse(error)
         return AnswerResult(200, failure=failure)
 
-    async def _ask_on(self, so_far: AnswerSoFar, failure: InstanceFailure) -> AnswerResult | None:
+    async def _place_rest(self, so_far: AnswerSoFar, failure: InstanceFailure) -> AnswerResult | None:
         """Place the request for what is missing of an answer. Returns the result where that was its end alone, which
         the client has got.
 
@@ -336,28 +336,28 @@ class Forwarding:
         """
         if self._not_continued:
             raise CannotContinueError(self._not_continued)
-        (asked,) = requests_of(read_json(self._original or self.request.body), 1)
-        rest = await self._rest(asked, so_far, failure)
+        (client_body,) = requests_of(read_json(self._original or self.request.body), 1)
+        rest = await self._rest(client_body, so_far, failure)
         if isinstance(rest, Over):
-            return self._end_whole(asked, so_far, rest)
-        self._ask_for(rest, asked, so_far)
+            return self._end_whole(client_body, so_far, rest)
+        self._send_rest_next(rest, client_body, so_far)
         return None
 
-    async def _rest(self, asked: Mapping[str, Any], so_far: AnswerSoFar, failure: InstanceFailure) -> Rest | Over:
-        """The part that is missing of the answer to what the client ``asked``, for which an instance is found. Raises
-        as ``_ask_on``."""
+    async def _rest(self, client_body: Mapping[str, Any], so_far: AnswerSoFar, failure: InstanceFailure) -> Rest | Over:
+        """The missing part of the answer to the client's body, for which an instance is found. Raises as
+        ``_place_rest``."""
         path = self._inference_request.path
-        rest = rest_of(path, asked, so_far, context_tokens=1, text_tokens=None)
+        rest = rest_of(path, client_body, so_far, context_tokens=1, text_tokens=None)
         if isinstance(rest, Over):
             self._placed.broke_off(failure)
             return rest
         self.sender.counted = NOTHING_COUNTED  # they are among the tokens that were sent
         await self._placed.failed(Failed(failure, sent_tokens=so_far.tokens))
         try:
-            measured = await self.measure_rest(path, asked, so_far, rest)
+            measured = await self.measure_rest(path, client_body, so_far, rest)
             return rest_of(
                 path,
-                asked,
+                client_body,
                 so_far,
                 context_tokens=measured.context_tokens,
                 text_tokens=measured.text_tokens,
@@ -366,21 +366,23 @@ class Forwarding:
         except CannotContinueError as why:  # the failure is counted, and the next instance is not to blame
             raise UpstreamError(_not_elsewhere(failure, why)) from why
 
-    async def measure_rest(self, path: str, asked: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest) -> Measured:
+    async def measure_rest(
+        self, path: str, client_body: Mapping[str, Any], so_far: AnswerSoFar, rest: Rest
+    ) -> Measured:
         """See ``continued_chat.measure_rest``. The instance is the one that the request is placed on."""
-        return await measure_rest(self._ask, self._machine.spec.model, path, asked, so_far, rest)
+        return await measure_rest(self._query_instance, self._machine.spec.model, path, client_body, so_far, rest)
 
-    async def _ask(self, path: str, body: bytes) -> bytes | None:
+    async def _query_instance(self, path: str, body: bytes) -> bytes | None:
         return await self.sender.ask(self._machine.instance_for(_WHOLE), path, body, MEASURED_WITHIN_S)
 
-    def _ask_for(self, rest: Rest, asked: Mapping[str, Any], so_far: AnswerSoFar) -> None:
+    def _send_rest_next(self, rest: Rest, client_body: Mapping[str, Any], so_far: AnswerSoFar) -> None:
         """Make the request that is sent the one for the rest of the answer."""
         request, inference_request = self.request, self._inference_request
         self._original = self._original or request.body
         request.path, request.body = rest.path, rest.body
         inference_request.model_span = None
         inference_request.leaves_usage_open = inference_request.refuses_usage = self._asks_ids = False
-        shows_ids = asked.get("return_token_ids") is True
+        shows_ids = client_body.get("return_token_ids") is True
         self._hides_ids = rest.by_tokens and not shows_ids
         overlap = begin_rest(so_far, rest)
         answer: ContinuedAnswer | ContinuedResponse
@@ -392,7 +394,7 @@ class Forwarding:
                 so_far,
                 rest,
                 overlap=overlap,
-                shows_usage=wants_usage(asked),
+                shows_usage=wants_usage(client_body),
                 shows_ids=shows_ids,
             )
         self._so_far = so_far
@@ -400,10 +402,10 @@ class Forwarding:
         if self.plane.settings.tell_continuations:
             part.comment(comment_on(self._machine.answering_id, so_far.tokens, (rest,)))
 
-    def _end_whole(self, asked: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> AnswerResult:
+    def _end_whole(self, client_body: Mapping[str, Any], so_far: AnswerSoFar, over: Over) -> AnswerResult:
         """End a stream of which nothing else is missing."""
         ended = self.part.unsent_end() or ending_events(
-            self._inference_request.path, so_far, over.finish_reason, shows_usage=wants_usage(asked)
+            self._inference_request.path, so_far, over.finish_reason, shows_usage=wants_usage(client_body)
         )
         self.part = part = LaterPart(self._client)
         part.close_stream(ended)
@@ -546,11 +548,11 @@ class Forwarding:
             return False
         so_far = await read_so_far(self._kept)
         try:
-            asked = read_json(self._original or self.request.body)
+            client_body = read_json(self._original or self.request.body)
         except UnreadableJsonError:  # it was dropped meanwhile
             return False
         answers = so_far.answers()
-        return await self.could_leave(self._inference_request.path, requests_of(asked, len(answers)), answers)
+        return await self.could_leave(self._inference_request.path, requests_of(client_body, len(answers)), answers)
 
     async def could_leave(
         self, path: str, requests: Sequence[Mapping[str, Any]], answers: Sequence[AnswerSoFar]
@@ -560,10 +562,10 @@ class Forwarding:
         if not can_go_on(path, requests, answers):
             return False
         try:
-            for asked, so_far in zip(requests, answers, strict=True):
-                rest = rest_of(path, asked, so_far, context_tokens=1, text_tokens=None)
+            for client_body, so_far in zip(requests, answers, strict=True):
+                rest = rest_of(path, client_body, so_far, context_tokens=1, text_tokens=None)
                 if isinstance(rest, Rest):
-                    await self.measure_rest(path, asked, so_far, rest)
+                    await self.measure_rest(path, client_body, so_far, rest)
         except CannotContinueError:
             return False
         return True

@@ -211,7 +211,7 @@ class Sender:
             async with asyncio.timeout(within_s):
                 connection = upstreams.take_idle(url) or await upstreams.connect(url)
                 connection.start(self.parts(url, target.data_parallel_rank, [body], path))
-                driver = AnswerDriver(connection, AnswerSpec(path, Use.ASKED))
+                driver = AnswerDriver(connection, AnswerSpec(path, Use.INTERNAL))
                 connection.answer_to(driver)
                 result = await driver.done
                 if result.failure is not None:

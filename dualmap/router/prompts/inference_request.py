@@ -116,7 +116,7 @@ def with_texts(given: Any, long_texts: LongTexts, left_out: frozenset[str] = _NO
 
 
 @value
-class AskedTokens:
+class TokenBounds:
     """The tokens that a request which is passed on asks for."""
 
     prompt_bytes: int
@@ -198,7 +198,7 @@ class InferenceRequest:
     """The number of prompts that it has."""
     answers: int = 1
     """The number of answers in its stream, as many to each prompt."""
-    asks: AskedTokens | None = None
+    token_bounds: TokenBounds | None = None
     """The tokens that it asks for, where it is passed on; None: none."""
     in_background: bool = False
     """The instance answers at once, and continues to compute the response, whatever the client does."""

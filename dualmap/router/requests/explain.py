@@ -124,7 +124,7 @@ def _candidates(named: tuple[str, ...], loads: Mapping[str, InstanceLoad]) -> tu
 
 
 @value
-class Asked:
+class Origin:
     """The sender of a request, and the model, pool and key that it is for."""
 
     request_id: str
@@ -246,7 +246,7 @@ _NO_DETOURS: Final = Detours()
 class Explanation:
     """One request's record on this replica."""
 
-    asked: Asked
+    origin: Origin
     terms: Terms
     prompt: KeyedPrompt
     course: Course
@@ -273,13 +273,13 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values, but for its rounds."""
-        asked, terms, prompt, detours = self.asked, self.terms, self.prompt, self.detours
+        origin, terms, prompt, detours = self.origin, self.terms, self.prompt, self.detours
         usage, standing, decode = self.answer.usage, terms.standing, detours.decode
-        shown = asdict(asked) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
+        shown = asdict(origin) | asdict(terms) | asdict(prompt) | asdict(self.course) | asdict(self.answer)
         key = prompt.key
         del shown["usage"], shown["key_stride"]
         return shown | {
-            "key": asked.key,
+            "key": origin.key,
             "key_blocks": key.blocks,
             "hash_key": f"{key.hash:016x}",
             "hot_tokens": key.hot_tokens,
@@ -320,7 +320,7 @@ def _share_sentence(explained: Explanation, standing: Standing) -> str:
     if not share_s:
         return ""  # no instance was ready
     had_sent = (
-        f"tenant {explained.asked.tenant} had sent {sent_s / share_s:.2g} times its share of the work"
+        f"tenant {explained.origin.tenant} had sent {sent_s / share_s:.2g} times its share of the work"
         f" ({sent_s:,.1f} s of {share_s:,.1f} s)"
     )
     if standing.level == 0:
@@ -346,7 +346,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
         tenant, key = spec.claim.tenant, caller.key
     if chain is None:
         model = spec.model
-    asked = Asked(machine.request_id, model, pool.settings.name, request.client, tenant, key)
+    origin = Origin(machine.request_id, model, pool.settings.name, request.client, tenant, key)
     usage, detours = machine.usage or _NO_USAGE, _NO_DETOURS
     is_plain = machine.turn is None and not machine.failures and machine.leg is not _PREFILL
     if not is_plain or (drawn is not None and drawn.unmet is not None):
@@ -354,7 +354,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     if chain is None:
         # The tokens of a request that was passed on are known by report alone.
         return Explanation(
-            asked,
+            origin,
             Terms("passed_on"),
             KeyedPrompt(usage.prompt_tokens or 0),
             Course(received_unix_s, spec.slo_s, 0.0, None, None, machine.ended_s),
@@ -374,7 +374,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             rounds.append(PlacementRound.of(placed, attempt))
             standing = placed.reply.standing
     return Explanation(
-        asked,
+        origin,
         Terms(pool.policy.name, class_name, class_rank, standing if tenant else None),
         KeyedPrompt(
             spec.stored_tokens + chain.prompt_tokens,
@@ -438,7 +438,7 @@ class DecisionLog:
         return len(self._entries)
 
     def add(self, explanation: Explanation) -> None:
-        entries, request_id = self._entries, explanation.asked.request_id
+        entries, request_id = self._entries, explanation.origin.request_id
         if request_id in entries:
             del entries[request_id]  # one that ends again is the newest
         entries[request_id] = _encode(explanation)
@@ -463,7 +463,7 @@ _encode: Final = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 def _unpacked(packed: bytes) -> Explanation:
-    asked, terms, prompt, course, answer, rounds, detours = msgspec.msgpack.decode(packed)
+    origin, terms, prompt, course, answer, rounds, detours = msgspec.msgpack.decode(packed)
     *_, standing = terms
     *_, usage = answer
     prompt[-1] = HashKey(*prompt[-1])
@@ -473,7 +473,7 @@ def _unpacked(packed: bytes) -> Explanation:
         leg[2] = tuple([_round(*each) for each in leg[2]])
         leg = in_order(DecodeLeg, leg)
     return Explanation(
-        Asked(*asked),
+        Origin(*origin),
         Terms(*terms),
         KeyedPrompt(*prompt),
         Course(*course),

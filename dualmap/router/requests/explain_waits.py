@@ -40,7 +40,7 @@ async def _waits_in(each: PlacementRound, explanation: Explanation, pool: Served
     until_ms = None if course.done_s is None else enqueued_ms + round(course.done_s * 1000)
     slo_ms = round(course.slo_s * 1000)
     return await pool.store.queues.waits(
-        explanation.asked.request_id, each.decision.instance_id, slo_ms, enqueued_ms, placed_ms, until_ms
+        explanation.origin.request_id, each.decision.instance_id, slo_ms, enqueued_ms, placed_ms, until_ms
     )
 
 

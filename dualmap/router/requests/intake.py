@@ -18,15 +18,15 @@ from dualmap.router.errors import (
 from dualmap.router.pool.model_lengths import ModelLengths
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.served_pool import ServedPool
-from dualmap.router.prompts.asked_tokens import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.prompts.inference_request import (
     MESSAGES_PATH,
     RESPONSES_PATH,
     SALTED_PATHS,
-    AskedTokens,
     InferenceRequest,
+    TokenBounds,
 )
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, unsalted_seed
+from dualmap.router.prompts.token_bounds import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.tenant_budgets import TenantBudgets
@@ -86,9 +86,9 @@ class Intake:
             # It draws all that it asks for where its tenant wants that, or where it runs on behind its answer.
             draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
             if sent is None:
-                asks, most = request.asks, None
-                if asks is not None and draws_most:
-                    most = await self._asked(request, route, 0, asks.output_limit, asks.answers)
+                bounds, most = request.token_bounds, None
+                if bounds is not None and draws_most:
+                    most = await self._most_output_tokens(request, route, 0, bounds.output_limit, bounds.answers)
                 live = self._taken_in(request, route, None, self._passed_on(request, route, most), began_s)
             else:
                 # Read before anything is entered: a bad body touches no state.
@@ -109,7 +109,7 @@ class Intake:
                 asked = None
                 if draws_most:
                     counted = prompt.tokens if prompt.count is not None else 0
-                    output_tokens = await self._asked(
+                    output_tokens = await self._most_output_tokens(
                         request, route, counted, prompt.output_limit, request.computed_answers
                     )
                     asked = prompt_bound(sent, prompt), output_tokens
@@ -198,7 +198,7 @@ class Intake:
             live.watch_deadline()
         return live
 
-    async def _asked(
+    async def _most_output_tokens(
         self, request: InferenceRequest, route: Route[ServedPool], prompt_tokens: int, limit: int | None, answers: int
     ) -> int:
         """The most tokens that the answers may have of a request that draws what it asks for. One without a limit may
@@ -305,18 +305,18 @@ class Intake:
             _set_engine_priority(request, scheduling, scheduling.classes[_class_rank(request, scheduling)])
         claim = NO_CLAIM
         if caller is not None:
-            budgets, asks = self._budgets.of(caller.tenant, route.pool.settings.name), request.asks
-            group = (budgets.requests if asks is None else budgets.all).of(_drawn_by(request, route, caller))
+            budgets, bounds = self._budgets.of(caller.tenant, route.pool.settings.name), request.token_bounds
+            group = (budgets.requests if bounds is None else budgets.all).of(_drawn_by(request, route, caller))
             draws = None
             if group is not None:
-                tokens = (0, 0) if asks is None else _tokens_of(request, asks, asked, route.pool)
+                tokens = (0, 0) if bounds is None else _tokens_of(request, bounds, asked, route.pool)
                 draws = group.draws(*tokens, are_most=asked is not None)
             account = account_text(caller.tenant.name, caller.key, "", route.model)
             claim = Claim(caller.tenant.name, account, draws)
         return RequestSpec(
             request.body_hash, None, slo_ttft_s, route.model, claim, streams=request.stream,
             pinned_to=request.pinned_to, only=request.only,
-            body_tokens=0 if request.asks is None else _body_tokens(request.asks, route.pool),
+            body_tokens=0 if request.token_bounds is None else _body_tokens(request.token_bounds, route.pool),
         )  # fmt: skip
 
 
@@ -344,18 +344,18 @@ def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> in
     return max(rank, class_rank(classes, *asked, caller.priority_class)) if caller.priority_class else rank
 
 
-def _tokens_of(request: InferenceRequest, asks: AskedTokens, asked: int | None, pool: ServedPool) -> tuple[int, int]:
+def _tokens_of(request: InferenceRequest, bounds: TokenBounds, asked: int | None, pool: ServedPool) -> tuple[int, int]:
     """The tokens of prompt and answers that a request draws which is passed on."""
     if asked is not None:
-        return min(MOST_TOKENS, asks.prompt_bytes), asked
-    expected = expected_answer_tokens(pool.view.learned.answer_tokens, asks.output_limit)
-    if request.hides_usage and asks.output_limit is not None:  # it keeps them, see ``Intake._draws``
-        expected = asks.output_limit
-    return _body_tokens(asks, pool), min(MOST_TOKENS, expected * asks.answers)
+        return min(MOST_TOKENS, bounds.prompt_bytes), asked
+    expected = expected_answer_tokens(pool.view.learned.answer_tokens, bounds.output_limit)
+    if request.hides_usage and bounds.output_limit is not None:  # it keeps them, see ``Intake._draws``
+        expected = bounds.output_limit
+    return _body_tokens(bounds, pool), min(MOST_TOKENS, expected * bounds.answers)
 
 
-def _body_tokens(asks: AskedTokens, pool: ServedPool) -> int:
-    return min(MOST_TOKENS, ceil(asks.prompt_bytes / pool.view.learned.bytes_per_token))
+def _body_tokens(bounds: TokenBounds, pool: ServedPool) -> int:
+    return min(MOST_TOKENS, ceil(bounds.prompt_bytes / pool.view.learned.bytes_per_token))
 
 
 def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:

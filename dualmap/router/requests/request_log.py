@@ -129,22 +129,22 @@ def _line(explanation: Explanation, trace: TraceContext | None) -> bytes:
     try:
         return orjson.dumps(line_of(explanation, trace), option=orjson.OPT_APPEND_NEWLINE)
     except orjson.JSONEncodeError as error:
-        log.error("request %s has no line in the request log: %s", explanation.asked.request_id, error)
+        log.error("request %s has no line in the request log: %s", explanation.origin.request_id, error)
         return b""
 
 
 def line_of(explanation: Explanation, trace: TraceContext | None) -> dict[str, Any]:
     """One request as the log has it; what did not happen, or was not reported, is null."""
-    asked, course, answer = explanation.asked, explanation.course, explanation.answer
+    origin, course, answer = explanation.origin, explanation.course, explanation.answer
     detours, rounds = explanation.detours, explanation.rounds
     return {
         "time": course.received_unix_s,
-        "request_id": asked.request_id,
+        "request_id": origin.request_id,
         "trace_id": None if trace is None else f"{trace.trace_id:032x}",
-        "client": asked.client,
-        "tenant": asked.tenant or None,
-        "model": asked.model,
-        "pool": asked.pool,
+        "client": origin.client,
+        "tenant": origin.tenant or None,
+        "model": origin.model,
+        "pool": origin.pool,
         "instance": answer.instance_id,
         "outcome": answer.outcome,
         "reason": rounds[-1].decision.reason if rounds else None,

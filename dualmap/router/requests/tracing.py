@@ -148,11 +148,11 @@ def spans_of(explanation: Explanation, trace: TraceContext, resource: Any) -> It
 
 def _request_attributes(explanation: Explanation) -> dict[str, Any]:
     attributes = {
-        "gen_ai.request.model": explanation.asked.model,
+        "gen_ai.request.model": explanation.origin.model,
         "gen_ai.usage.input_tokens": explanation.prompt_tokens,
         "gen_ai.usage.output_tokens": explanation.answer.usage.output_tokens,
-        "dualmap.request_id": explanation.asked.request_id,
-        "dualmap.pool": explanation.asked.pool,
+        "dualmap.request_id": explanation.origin.request_id,
+        "dualmap.pool": explanation.origin.pool,
         "dualmap.policy": explanation.terms.policy,
         "dualmap.instance": explanation.answer.instance_id,
         "dualmap.outcome": explanation.answer.outcome,

@@ -135,13 +135,13 @@ def is_notable(explanation: Explanation) -> bool:
 
 def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
     """One request, as ``REQUEST_FIELDS`` says; what is not known yet is None."""
-    asked, course, rounds = explanation.asked, explanation.course, explanation.rounds
+    origin, course, rounds = explanation.origin, explanation.course, explanation.rounds
     failures = explanation.detours.failures
     return [
-        asked.request_id,
+        origin.request_id,
         round(course.received_unix_s, 2),
-        asked.model,
-        asked.pool,
+        origin.model,
+        origin.pool,
         explanation.answer.instance_id or (rounds[-1].decision.instance_id if rounds else None),
         explanation.prompt_tokens,
         explanation.cached_tokens,
@@ -155,7 +155,7 @@ def request_row(explanation: Explanation, replica_id: str) -> list[Any]:
         replica_id,
         f"{explanation.prompt.key.hash:016x}",
         failures[-1][:_LONGEST_FAILURE] if failures else None,
-        asked.tenant,
+        origin.tenant,
         "; ".join(explanation.detours.limits)[:_LONGEST_FAILURE] or None,
         course.on_time is False,
         is_notable(explanation),
@@ -191,7 +191,7 @@ def _rounded(seconds: float | None) -> float | None:
 def key_counts(explanations: Iterable[Explanation], pool: str) -> dict[int, tuple[int, int]]:
     """The hash keys of a pool's requests, with their length in blocks and how many requests had them."""
     counted = Counter(
-        (each.prompt.key.hash, each.prompt.key.blocks) for each in explanations if each.asked.pool == pool
+        (each.prompt.key.hash, each.prompt.key.blocks) for each in explanations if each.origin.pool == pool
     )
     return {key: (blocks, count) for (key, blocks), count in counted.items()}
 

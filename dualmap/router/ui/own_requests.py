@@ -37,7 +37,7 @@ class OwnRequests:
         ended: list[Explanation] = []
         plain = notable = 0
         for explanation in recent:
-            if explanation.asked.request_id == self._last_reported:
+            if explanation.origin.request_id == self._last_reported:
                 break
             if is_notable(explanation):
                 notable += 1
@@ -48,7 +48,7 @@ class OwnRequests:
             if chosen:
                 ended.append(explanation)
         if recent:
-            self._last_reported = recent[0].asked.request_id
+            self._last_reported = recent[0].origin.request_id
         explained = (live.explain() for live in islice(context.live, NEW_REQUESTS))
         live = [explanation for explanation in explained if explanation is not None]
         rows = [request_row(each, context.replica_id) for each in (*reversed(ended), *live)]

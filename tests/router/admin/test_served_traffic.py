@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.admin.served_traffic import Remembered, Served, remembered, shares_of
-from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, Terms
+from dualmap.router.requests.explain import Answer, Course, Explanation, KeyedPrompt, Origin, Terms
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from tests.router import tools
 from tests.router.admin.peer_server import answering
@@ -26,7 +26,7 @@ def ended(
     usage: Usage = NOT_REPORTED,
 ) -> Explanation:
     return Explanation(
-        Asked("r", "m", "default"),
+        Origin("r", "m", "default"),
         Terms("dualmap"),
         KeyedPrompt(100),
         Course(ended_unix_s - 2.0, 5.0, first_token_s=first_token_s, done_s=2.0),

@@ -26,8 +26,8 @@ from dualmap.router.answers.machine import (
     Abort,
     AnswerMachine,
     AnswerSpec,
-    AskRest,
     BreakOff,
+    CheckCanContinue,
     Close,
     CutOff,
     Effect,
@@ -327,7 +327,7 @@ def test_a_stream_leaves_its_instance_if_another_one_can_go_on_with_it() -> None
     plain, life = passing(), passing(keep=kept)
     assert plain.on(Leave("drains", FailureKind.DRAINED)) == []
 
-    assert life.on(Leave("drains", FailureKind.DRAINED)) == [AskRest("drains", FailureKind.DRAINED)]
+    assert life.on(Leave("drains", FailureKind.DRAINED)) == [CheckCanContinue("drains", FailureKind.DRAINED)]
     life.on(MayLeave("drains", FailureKind.DRAINED))
 
     assert life.phase is Phase.GOES_ON and life.result.failure == InstanceFailure(FailureKind.DRAINED, "drains")

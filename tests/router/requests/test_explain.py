@@ -13,13 +13,13 @@ from dualmap.router.errors import SloUnreachableError
 from dualmap.router.requests.explain import (
     KEPT_CANDIDATES,
     Answer,
-    Asked,
     Course,
     DecisionLog,
     DecodeLeg,
     Detours,
     Explanation,
     KeyedPrompt,
+    Origin,
     PlacementRound,
     Terms,
 )
@@ -45,8 +45,11 @@ def scheduling() -> SchedulingSettings:
 
 
 def explanation(request_id: str, outcome: str | None = None) -> Explanation:
-    asked, prompt = Asked(request_id, "m", "default"), KeyedPrompt(10, 1, 16, 1, 2, "", HashKey(1, 2**64 - 1, 16, 3, 4))
-    return Explanation(asked, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
+    origin, prompt = (
+        Origin(request_id, "m", "default"),
+        KeyedPrompt(10, 1, 16, 1, 2, "", HashKey(1, 2**64 - 1, 16, 3, 4)),
+    )
+    return Explanation(origin, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
 
 
 def test_the_oldest_is_forgotten_first() -> None:
@@ -56,7 +59,7 @@ def test_the_oldest_is_forgotten_first() -> None:
 
     assert len(log) == 3
     assert log.get("1") is None
-    assert [entry.asked.request_id for entry in log.recent(2)] == ["4", "3"]
+    assert [entry.origin.request_id for entry in log.recent(2)] == ["4", "3"]
 
 
 def test_what_tiers_have_is_told_with_what_the_prices_decided() -> None:
@@ -120,7 +123,7 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
     )
     told = replace(
         explanation("x"),
-        asked=Asked("x", "m", "default", "client", "tenant", "key"),
+        origin=Origin("x", "m", "default", "client", "tenant", "key"),
         terms=Terms("dualmap", "batch", 1, Standing(3, 2.5, 1.25)),
         course=Course(10.0, 5.0, 0.5, 0.25, 0.75, 2.0, True),
         answer=Answer("a", "completed", 5, 1, Usage(10, 4, 3)),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, PlacementRound, Terms
+from dualmap.router.requests.explain import Answer, Course, Explanation, KeyedPrompt, Origin, PlacementRound, Terms
 from dualmap.router.requests.explain_waits import NAMED, reasons, waits_of
 from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import PlaceStatus
@@ -31,7 +31,7 @@ from tests.router import tools
 CLASSES = (PriorityClassSettings(name="high"), PriorityClassSettings(name="low"))
 FILLS = (CLASSES[0], PriorityClassSettings(name="low", fills_idle=True))
 EXPLAINED = Explanation(
-    Asked("slow", "m", "default", tenant="acme"),
+    Origin("slow", "m", "default", tenant="acme"),
     Terms("p", priority_class="low", class_rank=1),
     KeyedPrompt(100, 1),
     Course(0.0, 5.0),

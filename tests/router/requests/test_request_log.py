@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dualmap.router.errors import NoInstanceError
-from dualmap.router.requests.explain import Asked
+from dualmap.router.requests.explain import Origin
 from dualmap.router.requests.request_log import FLUSH_S, LINES_AT_ONCE, RequestLog
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -135,7 +135,7 @@ async def test_a_request_that_cannot_be_written_costs_only_its_own_line(
     path = tmp_path / "requests.jsonl"
     log = RequestLog(path.open("ab", buffering=0), lambda *_: None)
 
-    log.ended(replace(explanation, asked=Asked("r", "\ud800", "default")), None)
+    log.ended(replace(explanation, origin=Origin("r", "\ud800", "default")), None)
     log.ended(explanation, None)
     log.close()
 

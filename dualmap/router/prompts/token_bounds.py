@@ -16,8 +16,8 @@ from dualmap.router.prompts.inference_request import (
     MESSAGES_PATH,
     RESPONSES_PATH,
     SCHEDULED_PATHS,
-    AskedTokens,
     SentPrompt,
+    TokenBounds,
 )
 from dualmap.router.prompts.prompt import ReadPrompt, count_in, output_limit
 from dualmap.scheduling.prompts.blocks import ContinuedText, TextPrompt
@@ -40,43 +40,43 @@ MOST_TOKENS: Final = 2**52
 """More than any limit: a request that asks for more asks for this."""
 
 
-def passed_on_tokens(path: str, body: Mapping[str, Any], body_bytes: int) -> AskedTokens | None:
+def passed_on_tokens(path: str, body: Mapping[str, Any], body_bytes: int) -> TokenBounds | None:
     """The tokens that a body of so many bytes asks for, of a request that is passed on; None: none."""
     if path in COMPUTES_NOTHING:
         return None
     if path == BATCH_PATH:
         listed = body.get("messages")
         conversations = len(listed) if isinstance(listed, list) else 1
-        return AskedTokens(body_bytes, output_limit(CHAT_PATH, body), max(1, conversations) * _answers(body))
+        return TokenBounds(body_bytes, output_limit(CHAT_PATH, body), max(1, conversations) * _answers(body))
     if path == GENERATE_PATH:
         sampling = body.get("sampling_params")
         sampling = sampling if isinstance(sampling, dict) else {}
-        return AskedTokens(body_bytes, count_in(sampling, "max_tokens"), _answers(sampling))
+        return TokenBounds(body_bytes, count_in(sampling, "max_tokens"), _answers(sampling))
     if path == SCORING_PATH:
         listed = body.get("items")
         items = max(1, len(listed)) if isinstance(listed, list) else 1
-        return AskedTokens(body_bytes * items, 1, items)  # the query is computed with each item
+        return TokenBounds(body_bytes * items, 1, items)  # the query is computed with each item
     if path == INVOCATIONS_PATH:
         return _invoked(body, body_bytes)
     limit = output_limit(path, body) if path in SCHEDULED_PATHS else None
-    return AskedTokens(body_bytes, limit, _answers(body))
+    return TokenBounds(body_bytes, limit, _answers(body))
 
 
-def unread_tokens(path: str, body_bytes: int, *, form: bool = False) -> AskedTokens | None:
+def unread_tokens(path: str, body_bytes: int, *, form: bool = False) -> TokenBounds | None:
     """The tokens that a body asks for of which nothing was read; those of a form have no measure in bytes."""
     if path in COMPUTES_NOTHING or not body_bytes:
         return None
-    return AskedTokens(0 if form else body_bytes, None)
+    return TokenBounds(0 if form else body_bytes, None)
 
 
-def _invoked(body: Mapping[str, Any], body_bytes: int) -> AskedTokens:
+def _invoked(body: Mapping[str, Any], body_bytes: int) -> TokenBounds:
     """A body that may be of any API: the engine takes it for one that it fits."""
     names = (("messages", CHAT_PATH), ("prompt", COMPLETIONS_PATH), ("prompt_embeds", COMPLETIONS_PATH))
     paths = [path for name, path in names if name in body]
     limits = [output_limit(path, body) for path in paths]
     unlimited = not all(limits)
     limit = None if unlimited else max((each or 0 for each in limits), default=1)
-    return AskedTokens(body_bytes, limit, completed_prompts(body) * _answers(body))
+    return TokenBounds(body_bytes, limit, completed_prompts(body) * _answers(body))
 
 
 def completed_prompts(body: Mapping[str, Any]) -> int:
