@@ -6,6 +6,7 @@ is sampled. So tracing costs the others a header, and nothing at all when it is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
 _NS = 1_000_000_000
-_FLUSH_MS = 2000
+_CLOSE_S = 2.0
 
 
 class TracingUnavailableError(ValueError):
@@ -43,10 +44,15 @@ class SpanExport:
             for span in spans_of(explanation, trace, self._resource):
                 self._batches.on_end(span)
 
-    def close(self) -> None:
-        """Export what is left, for a bounded time."""
-        self._batches.force_flush(_FLUSH_MS)
-        self._batches.shutdown()  # type: ignore[no-untyped-call]
+    def close(self, within_s: float = _CLOSE_S) -> None:
+        """Export what is left, for a bounded time.
+
+        A thread of its own waits for the exporter: OpenTelemetry's calls last as long as a collector that takes
+        connections and does not answer, whatever limit they get. A daemon thread does not keep the process either.
+        """
+        closing = threading.Thread(target=self._batches.shutdown, name="spans-close", daemon=True)
+        closing.start()
+        closing.join(within_s)
 
 
 def open_tracing(settings: RouterSettings, replica_id: str) -> SpanExport | None:

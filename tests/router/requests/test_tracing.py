@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import trustme
 
-from dualmap.router.requests.tracing import TracingUnavailableError, open_tracing, tracing_session
+from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, Terms
+from dualmap.router.requests.tracing import SpanExport, TracingUnavailableError, open_tracing, tracing_session
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContext, TraceContexts
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.state.hotness import HashKey
 from tests.router import tools
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs opentelemetry-exporter-otlp-proto-http")
@@ -133,6 +135,31 @@ async def test_what_is_not_sampled_is_not_exported(collector: Collector, start_r
     await runtime.stop()
 
     assert collector.requests == []
+
+
+def test_a_collector_that_never_answers_does_not_hold_up_the_end() -> None:
+    begun, answered = threading.Event(), threading.Event()
+
+    class Hanging:
+        def export(self, spans: Any) -> None:
+            begun.set()
+            answered.wait()
+
+        def shutdown(self) -> None: ...
+
+    exporter: Any = Hanging()
+    export = SpanExport(exporter, "r")
+    prompt = KeyedPrompt(10, 1, 16, 1, 2, "", HashKey(1, 2**64 - 1, 16, 3, 4))
+    request = Explanation(
+        Asked("one", "m", "default"), Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", "completed")
+    )
+    export.ended(request, SAMPLED)
+    try:
+        export.close(within_s=0.05)
+
+        assert begun.wait(5)  # what is left was handed over
+    finally:
+        answered.set()
 
 
 def test_missing_packages_are_named_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
