@@ -190,15 +190,23 @@ def troubles(instances: list[dict[str, Any]]) -> list[str]:
 
 
 def tiers(instances: list[dict[str, Any]]) -> list[str]:
-    """The tiers of instances with their prices, a line for each instance that has some."""
+    """The tiers of instances, and their part in pulls, with their prices, a line for each instance that has some."""
     listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
-    return [f"{each['id']}: {', '.join(map(_tier, each['tiers']))}" for each in listed if each.get("tiers")]
+    known = [(each["id"], [*map(_tier, each.get("tiers") or ()), *_pulls(each.get("pulls"))]) for each in listed]
+    return [f"{name}: {', '.join(parts)}" for name, parts in known if parts]
 
 
 def _tier(each: dict[str, Any]) -> str:
-    price, default = each["price"], f" (default: {each['reason']})" if each.get("reason") else ""
-    times = f"{1000 * price['start_s']:.3g} ms + {1e6 * price['token_s']:.3g} µs a token"
-    return f"{each['tier']} of {each['tokens']:,} tokens, {times}{default}"
+    default = f" (default: {each['reason']})" if each.get("reason") else ""
+    return f"{each['tier']} of {each['tokens']:,} tokens, {_price(each['price'])}{default}"
+
+
+def _pulls(end: dict[str, Any] | None) -> list[str]:
+    return [] if end is None else [f"pulls at {end['host']}:{end['port']}, {_price(end['price'])}"]
+
+
+def _price(price: dict[str, float]) -> str:
+    return f"{1000 * price['start_s']:.3g} ms + {1e6 * price['token_s']:.3g} µs a token"
 
 
 def _models(models: dict[str, str] | None) -> str:

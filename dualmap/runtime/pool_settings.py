@@ -214,6 +214,27 @@ class KvTierSettings(BaseModel):
         return {tier: tokens for tier, tokens in given.items() if tokens}
 
 
+class PullSettings(BaseModel):
+    """Pulls of prefix caches between the instances of a pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    enabled: bool = Field(
+        False, description="let instances pull what others have of a prompt, where the first token comes sooner so"
+    )
+    port: int | None = Field(
+        None,
+        ge=1,
+        le=65_535,
+        description="port on which instances serve pulls, where they do not answer /server_info (none: those take no"
+        " part); ranks of data parallelism add their number",
+    )
+    failure_policy: Literal["fail", "recompute"] | None = Field(
+        None,
+        description="kv_load_failure_policy of instances that do not answer /server_info (none: those take no part)",
+    )
+
+
 class InstanceSettings(BaseModel):
     """One configured instance. A field that is left out has its default; a KV capacity that the server reports wins."""
 
@@ -305,6 +326,7 @@ class PoolSettings(BaseModel):
     kv_tiers: KvTierSettings = Field(
         KvTierSettings(), description="tiers that instances keep KV blocks in behind their devices"
     )
+    pulls: PullSettings = Field(PullSettings(), description="pulls of prefix caches between instances")
     connector: Literal["nixl", "mooncake", "mooncake-layerwise"] = Field(
         "nixl",
         description="KV connector of prefill and decode instances: the decoder pulls (nixl, mooncake), or it goes first"

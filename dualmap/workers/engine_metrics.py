@@ -26,7 +26,9 @@ _LOADING = (_CACHED_BY_SOURCE, _LOAD_TIME, _LOADS, _READ_TIME)
 _SOURCES = {"host": Tier.HOST, "disk": Tier.DISK, "external_unspecified": Tier.POOL}
 """Tiers by the source that tokens of prompts are counted under."""
 _TIER_TYPES = {"fs": Tier.DISK, "obj": Tier.POOL}
-"""Tiers by the type under which vLLM counts reads from below host memory."""
+"""Tiers by the type under which vLLM counts reads from below host memory; the tier's number may stand before it."""
+_PULLED = "p2p"
+"""What pulls are counted under, as a source and as a type of tier."""
 _MAX_LINE_CHARS = 8192
 """The parser takes quadratic time over a long line. Lines of ``cache_config_info`` have about a thousand characters."""
 _MAX_LINES = 4096
@@ -123,7 +125,7 @@ def loads_of(metrics: str, rank: int | None = None) -> dict[Tier, LoadReading]:
             if tier is not None:
                 tokens[tier] = tokens.get(tier, 0.0) + sample.value
         elif sample.name == _READ_TIME:
-            tier = _TIER_TYPES.get(sample.labels.get("tier", ""))
+            tier = _TIER_TYPES.get(sample.labels.get("tier", "").rpartition(":")[2])
             if tier is not None:
                 busy_s[tier] = busy_s.get(tier, 0.0) + sample.value
         elif sample.name == _LOAD_TIME:
@@ -135,6 +137,20 @@ def loads_of(metrics: str, rank: int | None = None) -> dict[Tier, LoadReading]:
         for tier in Tier
         if tier in tokens and tier in busy_s
     }
+
+
+def pulls_of(metrics: str, rank: int | None = None) -> LoadReading | None:
+    """The counters of pulls from other servers' caches; None where the server, or the rank of it, reports none."""
+    tokens: float | None = None
+    busy_s = 0.0
+    for sample in _samples(metrics, (_CACHED_BY_SOURCE, _READ_TIME)):
+        if not _is_of(sample, rank):
+            continue
+        if sample.name == _CACHED_BY_SOURCE and sample.labels.get("source") == _PULLED:
+            tokens = (tokens or 0.0) + sample.value
+        elif sample.name == _READ_TIME and sample.labels.get("tier", "").rpartition(":")[2] == _PULLED:
+            busy_s += sample.value
+    return None if tokens is None else LoadReading(tokens, busy_s)
 
 
 def _is_of(sample: Sample, rank: int | None) -> bool:

@@ -180,7 +180,7 @@ def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings, pr
         Sweeper(context, scheduling),
         Learner(context),
     ]
-    if context.settings.kv_tiers != KvTierSettings():
+    if context.settings.kv_tiers != KvTierSettings() or context.settings.pulls.enabled:
         jobs.append(TierKeeper(context, prober))
     if context.settings.moves_roles:
         jobs.append(RoleMover(context, scheduling))

@@ -24,6 +24,7 @@ from dualmap.workers.engine_metrics import (
     block_tokens_of,
     kv_capacity_of,
     loads_of,
+    pulls_of,
     server_run_of,
 )
 from dualmap.workers.probe_errors import refused_status, unreached
@@ -160,6 +161,12 @@ class Prober:
         answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
         return loads_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
+    async def pulls(self, url: str, rank: int | None = None) -> LoadReading | None:
+        """The counters of its pulls from other instances; None if its metrics cannot be read, or have none. Raises
+        NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
+        return pulls_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
+
     async def version(self, url: str) -> str | None:
         """The server's version; None if it does not say. Raises NotSentError."""
         answer = _answered(await self._request("GET", f"{url}/version", self._timeout_s))
@@ -176,6 +183,12 @@ class Prober:
             return orjson.loads(answer.body) if answer.ok else None
         except orjson.JSONDecodeError:
             return None
+
+    async def server_info(self, url: str) -> bytes | None:
+        """Its configuration as JSON, which vLLM tells in its development mode; None if it does not. Raises
+        NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/server_info?config_format=json", self._timeout_s))
+        return answer.body if answer.ok else None
 
     async def facts(self, url: str, rank: int | None = None) -> EngineFacts:
         """The report of the server about itself, or about one of its ranks. Four requests: call rarely."""

@@ -1,4 +1,5 @@
-"""The leader's job that describes the tiers behind instances' devices: sizes by the settings, prices as measured."""
+"""The leader's job that describes the tiers behind instances' devices, and their part in pulls: sizes by the settings,
+prices as measured."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, PullEnd, Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading, MeasuredPrice
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.workers.context import LeaderContext
 from dualmap.workers.probe import NotSentError, Prober
+from dualmap.workers.pull_ends import PullPlace, pull_place_of
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,9 @@ CONCURRENCY: Final = 16
 
 
 class TierKeeper:
-    """Measures what loads from tiers cost on each instance, by the counters of its ``/metrics``, and describes its
-    tiers to placements. An instance that reports none keeps the priors."""
+    """Measures what loads from tiers, and pulls, cost on each instance, by the counters of its ``/metrics``, and
+    describes its tiers, and where others pull from it, to placements. An instance that reports none keeps the priors.
+    """
 
     name = "tiers"
     interval_s = 10.0
@@ -39,12 +42,17 @@ class TierKeeper:
         self._prices: dict[str, dict[Tier, MeasuredPrice]] = {}
         self._limits: dict[str, bool] = {}
         """Whether the engine of each instance takes limits, by its version."""
+        self._places: dict[str, PullPlace | None] = {}
+        """Where others pull from each instance that was asked; None: nowhere, as something is unknown."""
+        self._pulls: dict[str, MeasuredPrice] = {}
 
     async def tick(self) -> None:
         """Read and describe once. Raises StoreUnavailableError, LeaseLostError."""
         instances = (await self._context.reader.membership()).instances
         self._prices = {name: kept for name, kept in self._prices.items() if name in instances}
         self._limits = {name: kept for name, kept in self._limits.items() if name in instances}
+        self._places = {name: kept for name, kept in self._places.items() if name in instances}
+        self._pulls = {name: kept for name, kept in self._pulls.items() if name in instances}
         ready = [spec for spec in instances.values() if spec.state is InstanceState.READY]
         slots = asyncio.Semaphore(CONCURRENCY)
         await asyncio.gather(*(self._read(spec, slots) for spec in ready))
@@ -62,10 +70,36 @@ class TierKeeper:
                     version = await self._prober.version(spec.url)
                     if version is not None:
                         self._limits[spec.instance_id] = takes_limits(version)
-                readings = await self._prober.loads(spec.url, spec.data_parallel_rank)
+                readings = await self._prober.loads(spec.url, spec.data_parallel_rank) if self._sizes else None
+                if self._context.settings.pulls.enabled:
+                    await self._read_pulls(spec)
             except NotSentError:
                 return  # a shortage of this worker's
         self._learn(spec.instance_id, readings or {})
+
+    async def _read_pulls(self, spec: InstanceSpec) -> None:
+        """Raises NotSentError."""
+        name = spec.instance_id
+        if name not in self._places:
+            info = await self._prober.server_info(spec.url)
+            place = self._places[name] = pull_place_of(info, spec, self._context.settings.pulls)
+            if place is None:
+                log.warning(
+                    "nothing is pulled to or from this instance pool=%s instance=%s reason=%s",
+                    self._context.pool.name,
+                    name,
+                    "neither /server_info nor pools.pulls say where it serves pulls and what a failure does",
+                )
+            elif place.fails_requests:
+                log.warning(
+                    "the engine fails a request whose pull is lost, and the router sends it once more: start it with"
+                    " kv_load_failure_policy recompute pool=%s instance=%s",
+                    self._context.pool.name,
+                    name,
+                )
+        reading = await self._prober.pulls(spec.url, spec.data_parallel_rank)
+        if reading is not None:
+            self._pulls.setdefault(name, MeasuredPrice(None)).read(reading)
 
     def _learn(self, instance_id: str, readings: Mapping[Tier, LoadReading]) -> None:
         prices = self._prices.setdefault(instance_id, {tier: MeasuredPrice(tier) for tier in self._sizes})
@@ -93,7 +127,14 @@ class TierKeeper:
         prices = self._prices.get(instance_id, {})
         known = [(tier, tokens, prices.get(tier, MeasuredPrice(tier))) for tier, tokens in self._sizes.items()]
         tiers = [InstanceTier(tier, tokens, each.price, each.why_prior) for tier, tokens, each in known]
-        return InstanceTiers(tuple(tiers), self._limits.get(instance_id, False))
+        return InstanceTiers(tuple(tiers), self._limits.get(instance_id, False), self._pull_end(instance_id))
+
+    def _pull_end(self, instance_id: str) -> PullEnd | None:
+        place = self._places.get(instance_id)
+        if place is None:
+            return None
+        price = self._pulls.get(instance_id, MeasuredPrice(None)).price
+        return PullEnd(place.host, place.port, place.layout, price)
 
 
 def takes_limits(version: str) -> bool:
@@ -103,12 +144,24 @@ def takes_limits(version: str) -> bool:
     return found is not None and tuple(map(int, found.groups())) >= LIMITS_FROM
 
 
+def _place_of(tiers: InstanceTiers) -> tuple[str, int, str] | None:
+    end = tiers.pulls
+    return None if end is None else (end.host, end.port, end.layout)
+
+
 def _differs(former: InstanceTiers | None, now: InstanceTiers) -> bool:
     """Whether placements are to know the newer description."""
     if former is None or former.takes_limits != now.takes_limits:
         return True
     sizes = [[(each.tier, each.tokens, each.reason) for each in tiers.tiers] for tiers in (former, now)]
     if sizes[0] != sizes[1]:
+        return True
+    pulled = [None if each.pulls is None else each.pulls.price.load_s(TYPICAL_TOKENS) for each in (former, now)]
+    old_s, new_s = pulled
+    if old_s is None or new_s is None:
+        if (old_s is None) is not (new_s is None):
+            return True
+    elif _place_of(former) != _place_of(now) or abs(new_s - old_s) > PUBLISHED_SHARE * old_s:
         return True
     before, after = ([each.price.load_s(TYPICAL_TOKENS) for each in tiers.tiers] for tiers in (former, now))
     return any(abs(new - old) > PUBLISHED_SHARE * old for old, new in zip(before, after, strict=True))

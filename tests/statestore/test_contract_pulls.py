@@ -83,7 +83,7 @@ async def test_a_prompt_is_pulled_where_its_instance_is_busy_and_both_ends_are_b
     reply = await pair(pool, "r")
 
     assert (reply.status, reply.chosen.instance_id) == (PlaceStatus.DISPATCHED, "b")
-    assert reply.chosen.loads.source == Source("a", "host-a", 5710, pytest.approx(OWN_S))
+    assert reply.chosen.loads.source == Source("a", "host-a", 5710, 600, pytest.approx(OWN_S))
     assert (reply.chosen.uncached_tokens, reply.seen.hits["b"]) == (1, 6)
     # it waits for what the source computes, as that may be its prompt
     assert reply.seen.loads["b"].tiers.load_s == pytest.approx(0.05 + OWN_S)
@@ -113,7 +113,7 @@ async def test_pulls_wait_for_those_before_them_on_either_link(pool: PoolStore) 
     from_source = await pair(pool, "second", "a", "c")
     to_target = await place(pool, "third", "b", chain=other, weights=LEAST_TTFT)
 
-    assert from_source.chosen.loads.source == Source("a", "host-a", 5710, pytest.approx(OWN_S))
+    assert from_source.chosen.loads.source == Source("a", "host-a", 5710, 600, pytest.approx(OWN_S))
     assert from_source.seen.loads["c"].tiers.load_s == pytest.approx(0.018 + OWN_S)
     assert to_target.chosen.loads.source is not None
     assert to_target.seen.loads["b"].tiers.load_s == pytest.approx(0.018 + OWN_S, abs=0.001)

@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from dualmap.runtime.pool_settings import KvTierSettings, PoolSettings
+from dualmap.runtime.pool_settings import KvTierSettings, PoolSettings, PullSettings
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers, Tier
-from dualmap.scheduling.estimates.load_prices import PRIORS
+from dualmap.scheduling.estimates.load_prices import PRIORS, PULL_PRIOR
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.instance import EmulatedInstance
 from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
+from dualmap.simulation.engine.settings import TransferSettings
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.pool_reader import CachedPoolReader
 from dualmap.workers.probe import Prober
 from dualmap.workers.tier_keeper import TierKeeper, takes_limits
+from tests.support.ports import free_port
 from tests.workers.contexts import context_of
 
 BLOCK_TOKENS = 128
@@ -36,8 +38,10 @@ async def emulator() -> AsyncIterator[EmulatedInstance]:
         yield instance
 
 
-async def keeper_of(pool: PoolStore, prober: Prober, sizes: KvTierSettings = SIZES) -> TierKeeper:
-    own = context_of(pool, settings=PoolSettings(kv_tiers=sizes))
+async def keeper_of(
+    pool: PoolStore, prober: Prober, sizes: KvTierSettings = SIZES, pulls: PullSettings | None = None
+) -> TierKeeper:
+    own = context_of(pool, settings=PoolSettings(kv_tiers=sizes, pulls=pulls or PullSettings()))
     lease = await pool.leader_lease.acquire("w1", 600_000)
     assert lease is not None
     return TierKeeper(own.leading(lease.fence, CachedPoolReader(pool, own.clock, 0.0)), prober)
@@ -47,11 +51,11 @@ async def described(pool: PoolStore, name: str = "a") -> InstanceTiers:
     return (await pool.tiers.described())[name]
 
 
-async def serve(emulator: EmulatedInstance, rounds: int) -> None:
+async def serve(emulator: EmulatedInstance, rounds: int, **fields: object) -> None:
     async with httpx.AsyncClient(base_url=emulator.url, timeout=60, verify=False) as http:
         for number in range(rounds):
             prompt = PROMPTS[number % len(PROMPTS)]
-            (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})).raise_for_status()
+            (await http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1, **fields})).raise_for_status()
 
 
 async def test_prices_are_measured_within_a_fifth_from_what_was_loaded(
@@ -101,3 +105,50 @@ async def test_an_instance_that_is_not_ready_is_left_alone(pool: PoolStore) -> N
 )
 def test_limits_are_taken_from_the_version_on_that_knows_them(version: str, takes: bool) -> None:
     assert takes_limits(version) is takes
+
+
+async def test_pulls_are_described_and_their_price_is_measured(
+    pool: PoolStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EmulatorSettings(
+        preset="qwen2.5-7b-910b4",
+        port=free_port(1),
+        instances=2,
+        block_tokens=BLOCK_TOKENS,
+        time_scale=20.0,
+        peer_pulls=True,
+        transfer=TransferSettings(gb_per_s=0.1),
+    )
+    async with emulated_instances(settings) as (source, target), Prober(timeout_s=30) as prober:
+        for name, each in (("a", target), ("b", source)):
+            await pool.members.put_instance(InstanceSpec(name, each.url, state=InstanceState.READY))
+        keeper = await keeper_of(pool, prober, KvTierSettings(), PullSettings(enabled=True))
+        await keeper.tick()
+        before = await described(pool)
+        await serve(source, 3)
+        at = httpx.URL(source.url)
+        for _ in range(4):
+            target.generator.engine.clear_cache()
+            place = {"kv_request_id": "r", "remote_host": at.host, "remote_port": at.port}
+            await serve(target, 3, kv_transfer_params={"remote_kv_source": place})
+            await keeper.tick()
+        after = await described(pool)
+
+    assert before.pulls is not None
+    assert after.pulls is not None
+    assert (before.tiers, before.pulls.price) == ((), PULL_PRIOR)
+    assert (after.pulls.host, after.pulls.port) == (httpx.URL(target.url).host, httpx.URL(target.url).port)
+    real_s = target.generator.config.transfer.alone_s(7424) / 20
+    assert after.pulls.price.load_s(7424) == pytest.approx(real_s, rel=0.25)
+    assert "kv_load_failure_policy recompute" in caplog.text
+
+
+async def test_an_instance_that_does_not_say_where_it_serves_pulls_takes_no_part(
+    pool: PoolStore, emulator: EmulatedInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pool.members.put_instance(InstanceSpec("a", emulator.url, state=InstanceState.READY))
+    async with Prober(timeout_s=30) as prober:
+        await (await keeper_of(pool, prober, SIZES, PullSettings(enabled=True))).tick()
+
+    assert (await described(pool)).pulls is None
+    assert "nothing is pulled to or from this instance" in caplog.text

@@ -98,6 +98,11 @@ class Instance(BaseModel):
         description="the tiers behind its device, the nearest first: tier, tokens, price (start_s, token_s), and the"
         " reason where the price is a default; null where it has none",
     )
+    pulls: dict[str, Any] | None = Field(
+        None,
+        description="where others pull from its prefix cache: host, port, layout, and the price of a pull to it; null"
+        " where it takes no part",
+    )
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -306,7 +311,8 @@ def _instance(
 ) -> Instance:
     fields = asdict(spec)
     if tiers is not None:
-        fields["tiers"] = [asdict(each) for each in tiers.tiers]
+        fields["tiers"] = [asdict(each) for each in tiers.tiers] or None
+        fields["pulls"] = None if tiers.pulls is None else asdict(tiers.pulls)
     if view is not None:
         fields |= {"kv_view": view.status.value, "kv_view_reason": view.reason or None}
     if note is not None:

@@ -87,7 +87,7 @@ class AnswerTimes:
     deadline_s: float
     """Absolute: when the whole request is over."""
     kv_s: float | None = None
-    """Time within which the KV of a decode leg must have come, as its first token shows."""
+    """Time within which KV of another instance must have come, as the first token shows."""
 
     def judge(self, silent_s: float, *, begun: bool) -> InstanceFailure | None:
         """The failure of an answer that has been silent for so long; ``begun``: a part of it was sent."""
@@ -105,9 +105,9 @@ OVERDUE: Final = InstanceFailure(FailureKind.OVERDUE, "the time for the whole re
 
 
 def stuck_transfer(limit_s: float) -> InstanceFailure:
-    """The KV of a decode leg did not come within ``limit_s``."""
-    advice = "check that decode instances reach the prefill instances' KV connector, or raise pools.transfer_timeout_s"
-    return InstanceFailure(FailureKind.TRANSFER, f"no first token of the decode leg within {limit_s:g} s; {advice}")
+    """KV of another instance did not come within ``limit_s``."""
+    advice = "check that instances reach each other's KV connectors, or raise pools.transfer_timeout_s"
+    return InstanceFailure(FailureKind.TRANSFER, f"no first token within {limit_s:g} s, which waits for KV; {advice}")
 
 
 def never_asked(limit_s: float) -> InstanceFailure:

@@ -94,6 +94,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
             inference_request = await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
         inference_request.client = request.client
+        inference_request.may_pull = inference_request.leaves_load_open
         if caller is not None:
             inference_request.caller, inference_request.cut_off = caller, downstream.cut_off
         apply_body_rules(plane, request, inference_request)
@@ -133,15 +134,27 @@ def body_for(inference_request: InferenceRequest, body: bytes, machine: RequestM
     if inference_request.unread:
         return edited(body, edits)
     fields = [*added_fields(inference_request)]
-    most = machine.max_load_tokens
-    if most is not None and inference_request.leaves_load_open:
-        fields.append(b'"kv_transfer_params":{"max_load_tokens":%d}' % most)
+    if inference_request.leaves_load_open and (transfer := _transfer_field(machine)):
+        fields.append(transfer)
     fields += more
     if inference_request.leaves_id_open:
         fields.append(id_field(response_id(machine.request_id, machine.instance_id, inference_request.tenant)))
     if fields:
         edits.append(field_edit(body, *fields))
     return edited(body, edits)
+
+
+def _transfer_field(machine: RequestMachine) -> bytes:
+    """What the instance is told of loads from tiers and of pulls; empty where it may do as it likes."""
+    most, source = machine.max_load_tokens, machine.source
+    if source is not None:
+        place = {
+            "kv_request_id": f"{machine.request_id}-{machine.attempt}",
+            "remote_host": source.host,
+            "remote_port": source.port,
+        }
+        return b'"kv_transfer_params":%b' % orjson.dumps({"remote_kv_source": place})
+    return b"" if most is None else b'"kv_transfer_params":{"max_load_tokens":%d}' % most
 
 
 def fleet_fields(placed: LiveRequest) -> list[Header]:
@@ -448,7 +461,10 @@ class Forwarding:
         """The whole request, to the instance that it was placed on."""
         placed = self._placed
         use = Use.DECODED if self._is_decoded else Use.CLIENT
-        return self.to_client(self._machine.instance_for(_WHOLE), (), placed.first_token, use, placed.sent)
+        return self.to_client(
+            self._machine.instance_for(_WHOLE), (), placed.first_token, use, placed.sent,
+            kv_within_s=self._machine.pulled_within_s,
+        )  # fmt: skip
 
     async def _try_legs(self) -> tuple[AnswerResult, Leg | None]:
         """Try the two instances of a split request. Returns the result, and which leg failed where both run at once."""

@@ -190,6 +190,9 @@ class InferenceRequest:
     """The response is to be found again by an id that the fleet may give it."""
     leaves_load_open: bool = False
     """The request does not say itself what its instance is to load into its KV cache, or may not."""
+    may_pull: bool = False
+    """Its instance is told where to pull a part of its prompt from, and a pull that is stuck is ended: not where a
+    gateway carries the answer."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""
     not_continued: str = "it does not stream"

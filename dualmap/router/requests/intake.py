@@ -265,6 +265,7 @@ class Intake:
             only=request.only,
             hides_first_token=request.hides_first_token,
             can_go_on=not (request.not_continued or request.hides_first_token),
+            may_pull=request.may_pull,
             answers=request.computed_answers,
             run=_run_name(request) if scheduling.admit_runs else UNNAMED,
             adapter=route.lora or "",

@@ -1,4 +1,5 @@
-"""The price of loads from one tier of an instance, measured from the engine's own counters at every reading.
+"""The price of loads from one tier of an instance, or of pulls to it, measured from the engine's own counters at every
+reading.
 
 Between two readings the link was busy for
 
@@ -24,6 +25,8 @@ PRIORS: Final = MappingProxyType(
     {Tier.HOST: LoadPrice(0.005, 4e-6), Tier.DISK: LoadPrice(0.01, 2e-5), Tier.POOL: LoadPrice(0.01, 2e-5)}
 )
 """Prices before anything was loaded: 100 kB a token at 25 GB/s from host memory, at 5 GB/s from a disk or a pool."""
+PULL_PRIOR: Final = LoadPrice(0.03, 2e-5)
+"""The same of a pull from another instance."""
 TOKENS_UNIT: Final = 10_000
 """Tokens are learned in this unit, so that both features are about one."""
 START_ERROR_S, TOKEN_ERRORS = 0.3, 20.0
@@ -59,7 +62,8 @@ class LoadReading:
 class MeasuredPrice:
     """The price of one tier of one instance."""
 
-    tier: Tier
+    tier: Tier | None
+    """None: it is that of pulls."""
     reason: str = ""
     """Why it is the prior although something was loaded; empty where it is measured, or nothing was loaded yet."""
     is_measured: bool = False
@@ -68,9 +72,13 @@ class MeasuredPrice:
     _former: LoadReading | None = None
 
     def __post_init__(self) -> None:
-        prior = PRIORS[self.tier]
+        prior = self.prior
         unit_s = prior.token_s * TOKENS_UNIT
         self._model = Ridge.of((prior.start_s, unit_s), (START_ERROR_S, TOKEN_ERRORS * unit_s), (0.0, 1e-4 * unit_s))
+
+    @property
+    def prior(self) -> LoadPrice:
+        return PULL_PRIOR if self.tier is None else PRIORS[self.tier]
 
     @property
     def why_prior(self) -> str:
@@ -80,7 +88,7 @@ class MeasuredPrice:
     @property
     def price(self) -> LoadPrice:
         if self.reason:
-            return PRIORS[self.tier]
+            return self.prior
         start_s, unit_s = self._model.weights
         return LoadPrice(start_s, unit_s / TOKENS_UNIT)
 

@@ -287,6 +287,12 @@ def phases_with(given: Input) -> tuple[Phase, ...]:
 
 DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
+PULL_PATIENCE: Final = 3.0
+"""Multiples of the expected TTFT after which a pull is taken to be stuck."""
+MISS_PATIENCE: Final = 1.2
+"""The same of the expected TTFT with what was to be pulled computed."""
+PULL_GRACE_S: Final = 0.5
+"""Time beside that, for what no expectation knows of."""
 SLOWEST_TOKEN_S: Final = 0.25
 """A token of an answer that is only seen whole takes no longer than this."""
 FASTEST_TOKEN_S: Final = 0.005
@@ -805,6 +811,8 @@ class RequestSpec:
     """The time of its first token is not seen, though its answer streams."""
     can_go_on: bool = False
     """The request streams, and another instance could go on with its answer."""
+    may_pull: bool = False
+    """Its instance can be told where to pull a part of its prompt from."""
     answers: int = 1
     """The number of answers that are computed for it."""
     run: RunName = UNNAMED
@@ -992,6 +1000,23 @@ class RequestMachine:
         return placed.reply.chosen.loads.source
 
     @property
+    def pulled_within_s(self) -> float | None:
+        """Longest wait for the first token of a try that pulls: what is due later is sent once more, without a source.
+        An engine that finds nothing at its source computes the prompt, and has time for that. None where nothing is
+        pulled, or where its client waits for a whole answer of unknown length."""
+        source, placed = self.source, self.placed
+        if source is None or placed is None or self.target is None:
+            return None
+        load = placed.reply.seen.loads.get(self.instance_id)
+        rate = self.target.prefill_tokens_per_s if load is None else load.prefill_tokens_per_s
+        expected_s = max(0.0, placed.reply.chosen.ttft_s)
+        limit_s = max(PULL_PATIENCE * expected_s, MISS_PATIENCE * (expected_s + source.tokens / rate)) + PULL_GRACE_S
+        if self.spec.streams:
+            return limit_s
+        limit_tokens = self.spec.output_limit
+        return None if limit_tokens is None else limit_s + limit_tokens * SLOWEST_TOKEN_S
+
+    @property
     def shows_first_token(self) -> bool:
         """Whether the first byte of its answer comes with the first token, and not only with the last one."""
         return (self.spec.streams or self.leg is _PREFILL) and not self.spec.hides_first_token
@@ -1162,6 +1187,7 @@ class RequestMachine:
             spec.claim,
             rules.refuses_late and self.attempt == 1 and not self._evicts,
             only=spec.only,
+            pulls=spec.may_pull and not self.failures,  # what has failed once is computed
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -1544,6 +1570,8 @@ class RequestMachine:
     def _failed(self, event: Failed, now_s: float) -> Effects:
         before, decode = self.phase, None if event.leg is _PREFILL else self.decode
         failure = self._as_shown(event.failure, now_s)
+        if self.source is not None and (failure.kind is FailureKind.TRANSFER or failure.lost_kv):
+            failure = replace(failure, kind=FailureKind.PULL)
         if event.begun:
             self._move(Input.BROKE_OFF)
             self._note_overdue(failure, before)
@@ -1568,6 +1596,8 @@ class RequestMachine:
         if failure.kind is FailureKind.EVICTED:  # it may come back, and no try was lost
             self.evictions += 1
             self.former_tries = self.tries
+        elif failure.kind is FailureKind.PULL:
+            self.former_tries = self.tries  # its instance may compute what did not come
         else:
             self._exclude(decode, failure)
         self.failure = failure

@@ -65,6 +65,8 @@ class FailureKind(StrEnum):
     """A decoder gave the request back: its memory ran out, and the prompt is to be prefilled again."""
     TRANSFER = "transfer"
     """The KV of a decode leg did not come in time."""
+    PULL = "pull"
+    """A part of the prompt was to be pulled from another instance, and did not come in time, or was lost."""
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
     DRAINED = "drained"
@@ -90,6 +92,7 @@ ANSWERED: Final = frozenset({Outcome.COMPLETED, Outcome.ENDED})
 _BLAMELESS: Final = frozenset(
     {
         FailureKind.RECOMPUTED,
+        FailureKind.PULL,
         FailureKind.NO_DECODER,
         FailureKind.DRAINED,
         FailureKind.EVICTED,
@@ -148,7 +151,7 @@ class InstanceFailure:
         """False when the instance never worked on the request, so that another try repeats nothing; and where it was
         meant to."""
         refused = self.verdict in (Verdict.BUSY, Verdict.DISPUTED)
-        meant = self.kind in (FailureKind.DRAINED, FailureKind.EVICTED)
+        meant = self.kind in (FailureKind.DRAINED, FailureKind.EVICTED, FailureKind.PULL)
         return self.kind is not FailureKind.CONNECT and not meant and not refused
 
     def __str__(self) -> str:

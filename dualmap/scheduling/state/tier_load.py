@@ -12,6 +12,7 @@ class Source(NamedTuple):
     instance_id: str
     host: str
     port: int
+    tokens: int
     own_s: float
     """Time of the pull over idle links."""
 

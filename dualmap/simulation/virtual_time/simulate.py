@@ -382,6 +382,7 @@ class Simulation:
                 class_rank=self._class_rank(request),
             ),
             can_go_on=True,
+            may_pull=True,
             run=hashed_name(request.tenant, outcome.run, request.session) if outcome.run else UNNAMED,
             adapter=request.adapter,
         )

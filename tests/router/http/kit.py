@@ -25,6 +25,7 @@ from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Out
 from dualmap.scheduling.request.retry_budget import RetryBudget
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import Source
 
 CHAT = "/v1/chat/completions"
 WITHIN_S = 20.0
@@ -49,6 +50,9 @@ class Machine:
     urls: list[str]
     rank: int | None = None
     max_load_tokens: int | None = None
+    source: Source | None = None
+    attempt: int = 1
+    pulled_within_s: float | None = None
     tries: int = 1
     expected_ttft_s: float | None = 0.25
 

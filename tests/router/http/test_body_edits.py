@@ -17,6 +17,7 @@ from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import RequestSpec
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
+from dualmap.scheduling.state.tier_load import Source
 from tests.router import tools
 from tests.router.http.kit import Machine
 
@@ -103,6 +104,20 @@ def test_a_request_says_what_its_instance_may_load_unless_a_trusted_client_does(
     made = orjson.loads(b"".join(body_for(found, body, machine)))
 
     assert made["kv_transfer_params"] == sent
+
+
+def test_a_request_that_pulls_says_where_from_and_limits_no_load() -> None:
+    body = orjson.dumps({"model": "m", "prompt": "hi", "kv_transfer_params": {"remote_kv_source": {"own": 1}}})
+    request = ClientRequest("POST", "/v1/completions", b"", [], http_10=False, keep_alive=True, body=body)
+    found = read_at_once(request, "id", False)
+    assert found is not None
+    source = Source("i9", "10.0.0.9", 5711, 9000, 0.5)
+    machine = Machine("id", RequestSpec(0, None, 5.0, "m"), ["http://a:1"], source=source, attempt=2)
+
+    made = orjson.loads(b"".join(body_for(found, body, machine)))
+
+    place = {"kv_request_id": "id-2", "remote_host": "10.0.0.9", "remote_port": 5711}
+    assert made["kv_transfer_params"] == {"remote_kv_source": place}
 
 
 @pytest.fixture

@@ -47,6 +47,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.state.view import ClusterView
 
 CHAIN = Chain((1, 2, 3), 16, 48)
@@ -141,9 +142,11 @@ class Life:
         waited = [each for effect in self.effects if isinstance(effect, ReleaseFirst) for each in effect.releases]
         return [(each.request_id, each.attempt) for each in (*waited, *posted) if not each.instance_id]
 
-    def placed(self, instance_id: str = "a", *, held: bool = False, leg: Leg = Leg.WHOLE) -> Placed:
+    def placed(
+        self, instance_id: str = "a", *, held: bool = False, leg: Leg = Leg.WHOLE, loads: TierLoad = NO_LOAD
+    ) -> Placed:
         status = PlaceStatus.HELD if held else PlaceStatus.DISPATCHED
-        reply = PlaceReply(status, Observation(1, 1, {}), Chosen(instance_id, "b", leg, 48), 1234)
+        reply = PlaceReply(status, Observation(1, 1, {}), Chosen(instance_id, "b", leg, 48, 0.4, loads=loads), 1234)
         return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
 
     def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:

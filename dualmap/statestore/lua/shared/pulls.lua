@@ -32,7 +32,7 @@ end
 local function read_source(id, chain, most, now_ms)
   local instance = instances.read(id)
   if instance then
-    local hit, stamp = kv.hit_blocks(id, chain, nil, most)
+    local hit, stamp = kv.hit_blocks(instance, chain, nil, most)
     return source_of(instance, chain, hit, stamp, now_ms)
   end
 end

@@ -91,8 +91,8 @@ end
 local function text_of(loads)
   local texts = {}
   for id, load in pairs(loads) do
-    local pulled = load.pull and format(',["%s","%s",%d,%.17g]', load.pull.source, load.pull.host, load.pull.port,
-      load.pull.own_s) or ''
+    local pulled = load.pull and format(',["%s","%s",%d,%d,%.17g]', load.pull.source, load.pull.host, load.pull.port,
+      load.pull.tokens, load.pull.own_s) or ''
     texts[#texts + 1] = format('"%s":[%d,%.17g,%.17g,%d,[%s]%s]', id, load.blocks, load.load_s, load.own_s,
       load.most_tokens, concat(load.found, ','), pulled)
   end

@@ -95,7 +95,7 @@ local function weigh_pull(offer, source, placement, option, now_ms)
     running = offer.running, context = offer.context, adapter_s = offer.adapter_s, unpulled = offer.uncached }
   weigh_load(pulled, placement, option, { blocks = load.blocks + blocks, own_s = max(load.own_s, own_s),
     load_s = max(load.load_s, ends_s), most_tokens = -1, found = load.found, pull = { source = source.id,
-    host = source.pull_end.host, port = source.pull_end.port, own_s = own_s } },
+    host = source.pull_end.host, port = source.pull_end.port, tokens = blocks * block_tokens, own_s = own_s } },
     overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms))
   local cold_tokens = pulled.found * block_tokens - max(offer.found * block_tokens, placement.hot_tokens or 0)
   pulled.copies_s = source.leaves and 0 or rules.copy_s(instance, max(0, cold_tokens), block_tokens)
