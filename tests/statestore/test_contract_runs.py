@@ -10,6 +10,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.runs.admission import AGED_S, MEMORY_SHARE, QUANTUM_FROM, SILENT_S
 from dualmap.scheduling.runs.turn import RunName, RunRecord, Turn, TurnEnd
+from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.runs import TurnStatus
 from tests.statestore.samples import HandClock, hold, instance, lead, place, until
@@ -46,12 +47,13 @@ class Fleet:
         hashes: tuple[int, ...] = (),
         waits_s: float = 1e6,
         tenant: str = "",
+        share: Share | None = None,
     ) -> tuple[str, bool]:
         """The id of the turn, and whether it goes at once. Without hashes its prompt is like no other."""
         self.turns += 1
         turn_id = f"{run or 'x'}-{self.turns}"
         chain = Chain(hashes or (1000 + self.turns,), BLOCK_TOKENS, tokens)
-        turn = Turn(turn_id, self.replica_id, RunName(run, branch), chain, waits_s, tenant)
+        turn = Turn(turn_id, self.replica_id, RunName(run, branch), chain, waits_s, tenant, share)
         self.at(now_s)
         (status,) = await self.pool.runs.admit([turn], CAPACITY_TOKENS)
         if status is TurnStatus.WAITS:
@@ -301,6 +303,23 @@ async def test_a_run_says_where_its_time_went(fleet: Fleet) -> None:
 
     run = await fleet.run("a")
     assert (run.parked_ms, run.prefill_ms, run.decode_ms, run.tool_ms) == (10_000, 2000, 3000, 4000)
+
+
+async def test_runs_of_a_tenant_above_its_share_wait_behind_the_others_however_long(fleet: Fleet) -> None:
+    await fleet.turn("first", FITS, 0.0, takes_s=25.0)
+    await place(fleet.pool, "light work", tenant="light", shares_as="light", share=Share("light", 1.0, 1), tokens=10)
+    about = {"tenant": "heavy", "shares_as": "heavy", "share": Share("heavy", 1.0, 1), "tokens": 900_000}
+    await place(fleet.pool, "heavy work", **about)
+    at_work, _ = await fleet.arrives("first", FITS, 25.6)
+    heavy, _ = await fleet.arrives("heavy", 300, 26.0, tenant="heavy", share=Share("heavy", 1.0, 1))
+    light, _ = await fleet.arrives("light", 800, 27.0, tenant="light", share=Share("light", 1.0, 1))
+    assert (await fleet.run("heavy")).level > 0
+
+    await fleet.ends(at_work, 0, 28.0)
+
+    assert await fleet.due(38.1) == [light]
+    await fleet.ends(light, 0, 39.0)
+    assert await fleet.due(49.1) == [heavy], "it does not starve"
 
 
 async def test_a_repeated_turn_counts_once_and_one_that_the_store_lost_is_entered_again(fleet: Fleet) -> None:

@@ -89,7 +89,7 @@ from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.tier_load import Source
 from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, nothing_of, returned
-from dualmap.scheduling.tenants.shares import NO_TENANT
+from dualmap.scheduling.tenants.shares import NO_TENANT, Share
 from dualmap.scheduling.values import value
 
 
@@ -1120,9 +1120,21 @@ class RequestMachine:
             return self._admit(now_s)
         self._move(Input.PARKS)
         self.turn = Turn(
-            self.request_id, rules.replica_id, spec.run, spec.chain, WAITS_OF_SLO * spec.slo_s, spec.claim.tenant
+            self.request_id,
+            rules.replica_id,
+            spec.run,
+            spec.chain,
+            WAITS_OF_SLO * spec.slo_s,
+            spec.claim.tenant,
+            self._share(),
         )
         return (AwaitTurn(self.turn, rules.max_hold_s),)
+
+    def _share(self) -> Share | None:
+        claim = self.spec.claim
+        if claim.weight is None:
+            return None
+        return Share(self._shares_as(), claim.weight, len(self.rules.fleet.sight.view.ready))
 
     def _turn_goes(self, _: TurnGoes, now_s: float) -> Effects:
         self.parked_s = self.age_s(now_s)

@@ -18,8 +18,10 @@ prompts and answers hold, less what it shares with other runs. This module has t
   service: its own turn waits then. So short runs pass long ones. The quantum is the mean service of runs up to the
   moment when they gave way by silence. So most runs are never interrupted, and long ones seldom.
 - Of those that wait, any that has waited for ``AGED_S`` goes first, then those that can still meet their SLO, then the
-  others, since a turn that is late is late in any case. Among them runs go first that gave way by their silence before
-  they had their quantum, as they were begun, and then the one with the least attained service.
+  others, since a turn that is late is late in any case. In each of these groups, runs of tenants that have sent more
+  than their share of the work go behind the others, by the tenant's level (``scheduling.tenants.shares``). Among
+  equals, runs go first that gave way by their silence before they had their quantum, as they were begun, and then the
+  one with the least attained service.
 
 Service is the memory that a run held, over the time that it was active, in token-seconds: memory is what runs compete
 for. While everything fits nothing waits, and nothing differs from a fleet without admission.
@@ -46,6 +48,8 @@ WAITS_OF_SLO: Final = 0.8
 """The part of its SLO for which a turn may wait for memory and be on time: the rest is for its prefill."""
 _BEHIND: Final = 1e12
 """More token-seconds than any run attains."""
+LEVEL_RANK: Final = 1e14
+"""What a level of its tenant puts a run behind: more than a time, or a service."""
 
 
 def fits(tokens: int, used_tokens: int, capacity_tokens: int) -> bool:
@@ -68,10 +72,16 @@ def silent_since_ms(now_ms: int) -> float:
     return now_ms - SILENT_S * 1000
 
 
-def waiting_rank(service: float, interrupted: int) -> float:
+def waiting_rank(service: float, interrupted: int, level: int) -> float:
     """The order among runs that wait, and of which none has aged, and all or none can be on time: the least goes
-    first. ``interrupted`` is 1 where the run gave way by silence before it had its quantum."""
-    return service if interrupted == 1 else _BEHIND + service
+    first. ``interrupted`` is 1 where the run gave way by silence before it had its quantum, ``level`` the level of its
+    tenant."""
+    return level * LEVEL_RANK + (service if interrupted == 1 else _BEHIND + service)
+
+
+def waiting_since(since_ms: int, level: int) -> float:
+    """The order by which runs age."""
+    return level * LEVEL_RANK + since_ms
 
 
 def gives_way(service: float, quantum_from: float, ended_runs: int, mean_service: float, first_service: float) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY
 from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.tenants.shares import Share
 from dualmap.scheduling.values import documented, value
 
 
@@ -47,6 +48,8 @@ class Turn:
     waits_s: float
     """The time for which it may wait and be on time."""
     tenant: str = ""
+    share: Share | None = None
+    """Its tenant's share; None: nothing is shared among tenants."""
 
 
 @value
@@ -91,6 +94,7 @@ class RunRecord:
     interrupted: bool = documented("1 where it gave way by silence before it had its quantum", default=False)
     begun_ms: int = documented("time of its first turn", default=0)
     seen_ms: int = documented("time of its last sign of life", default=0)
+    level: int = documented("level of its tenant among others, while a turn of it waits", default=0)
     latest_ms: int = documented("time by which a turn of it that waits must go to be on time", default=0)
     parked_ms: int = documented("time that its turns have waited for memory, all together", default=0)
     prefill_ms: int = documented("time that they took to their first tokens from then on", default=0)

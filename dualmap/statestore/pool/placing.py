@@ -70,7 +70,7 @@ def _arguments_of(placements: Sequence[Placement], key_blocks: int, texts: Optio
         whole = chain.key_stride == 1 and chain.root is None
         head = packed[: HASH_BYTES * key_blocks] if whole else pack_chain(chain.key_hashes[:key_blocks])
         draws = b"" if placement.draws is None else placement.draws.packed
-        share = b"" if placement.share is None else _packed_share(placement.share)
+        share = b"" if placement.share is None else packed_share(placement.share)
         told = reported_of(placement.request)
         arguments += (_placement_json(placement, options, texts), packed, told, head, draws, share)
     return [b"[%b]" % b",".join(options), *arguments]
@@ -109,7 +109,7 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
 
 
 @lru_cache(maxsize=1024)
-def _packed_share(share: Share) -> bytes:
+def packed_share(share: Share) -> bytes:
     """The figures of a tenant's share, which are the same for most of its requests."""
     return pack("<dd", share.weight, share.instances) + share.name.encode()
 

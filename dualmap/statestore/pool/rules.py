@@ -22,7 +22,7 @@ RULES: Final[tuple[Callable[..., Any], ...]] = (
     features_at, adapter_s, rank_s, overtaken_tokens, stalled_s, finds_memory, is_calm, context_tokens_of,
     load_time_s, is_dear,
     admission.fits, admission.missing_tokens, admission.has_aged, admission.silent_since_ms, admission.waiting_rank,
-    admission.gives_way, admission.mean_service_with, admission.continues, copy_s, pull_ends_s,
+    admission.waiting_since, admission.gives_way, admission.mean_service_with, admission.continues, copy_s, pull_ends_s,
 )  # fmt: skip
 """Rules that scripts call under their own names."""
 COUNTING: Final = {"count": counts_of, "count_prefill": growth_at_prefill}

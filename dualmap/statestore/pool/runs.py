@@ -14,6 +14,7 @@ from dualmap.scheduling.values import value
 from dualmap.statestore.pool.calls import Argument
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.placing import packed_share
 from dualmap.statestore.pool.readable import checks_replies, count_from
 from dualmap.statestore.records import pack_chain
 
@@ -63,7 +64,8 @@ class Runs(Changes):
         for first in range(0, len(turns), MAX_TURNS):
             words: list[Argument] = [capacity_tokens]
             for turn in turns[first : first + MAX_TURNS]:
-                words += (orjson.dumps(_about(turn)), pack_chain(turn.chain.hashes))
+                share = b"" if turn.share is None else packed_share(turn.share)
+                words += (orjson.dumps(_about(turn)), pack_chain(turn.chain.hashes), share)
             found += map(TurnStatus, await self._run("admit_turns", *words))
         return found
 
@@ -134,6 +136,7 @@ def _run_from(name: str, fields: dict[bytes, bytes]) -> RunRecord:
         interrupted=bool(number("interrupted")),
         begun_ms=int(number("begun_ms")),
         seen_ms=int(number("seen_ms")),
+        level=int(number("level")),
         latest_ms=int(number("latest_ms")),
         parked_ms=int(number("parked_ms")),
         prefill_ms=int(number("prefill_ms")),

@@ -14,7 +14,7 @@ local match, max, min, sort, sub = string.match, math.max, math.min, table.sort,
 
 local TEXTS = { tenant = true, parent = true, home = true }
 local NUMBERS = { 'active', 'tokens', 'busy', 'turns', 'output_tokens', 'service', 'charged_ms', 'quantum_from',
-  'interrupted', 'begun_ms', 'seen_ms', 'latest_ms', 'parked_ms', 'prefill_ms', 'decode_ms', 'tool_ms' }
+  'interrupted', 'begun_ms', 'seen_ms', 'level', 'latest_ms', 'parked_ms', 'prefill_ms', 'decode_ms', 'tool_ms' }
 local WAITS, GOES, REFUSED = 0, 1, 2 -- what becomes of a turn that arrives
 local MOST_AT_ONCE = 64 -- runs that one call lets go, or has give way
 
@@ -137,16 +137,20 @@ local function deactivate(run)
   end
 end
 
--- Lists a run that waits, by the times that its order depends on.
-local function list(run, since_ms, now_ms)
-  call('ZADD', keys.runs_waiting, 'NX', since_ms, run.name)
+-- Lists a run that waits, by the times and the level that its order depends on.
+local function list(run, now_ms)
+  local since_ms = now_ms
+  for _, each_ms in pairs(run.waiting) do
+    since_ms = min(since_ms, each_ms)
+  end
+  call('ZADD', keys.runs_waiting, rules.waiting_since(since_ms, run.level), run.name)
   call('ZREM', keys.runs_late, run.name)
   local late = run.latest_ms < now_ms
   if not late then
     call('ZADD', keys.runs_latest, run.latest_ms, run.name)
   end
-  call('ZADD', late and keys.runs_late or keys.runs_on_time, rules.waiting_rank(run.service, run.interrupted),
-    run.name)
+  call('ZADD', late and keys.runs_late or keys.runs_on_time,
+    rules.waiting_rank(run.service, run.interrupted, run.level), run.name)
 end
 
 local function unlist(run)
@@ -159,7 +163,7 @@ end
 -- The run that goes next, of those that wait; nil where none waits.
 local function first_waiting(now_ms)
   local oldest = call('ZRANGE', keys.runs_waiting, 0, 0, 'WITHSCORES')
-  if not oldest[1] or rules.has_aged(tonumber(oldest[2]), now_ms) then
+  if not oldest[1] or rules.has_aged(oldest[2] % terms.level_rank, now_ms) then
     return oldest[1]
   end
   local late = call('ZRANGEBYSCORE', keys.runs_latest, '-inf', '(' .. now_ms, 'LIMIT', 0, MOST_AT_ONCE)
@@ -374,12 +378,25 @@ local function number_of(entries)
   return number
 end
 
+-- A turn that was reported before stays as it is, but for its place by the level of its tenant.
+local function repeated(key, former, turn, now_ms)
+  if not find(former, '^waits ') then
+    return GOES
+  end
+  local run = read(match(former, '^%S+ (%S+)'))
+  if run and run.waiting[key] and run.level ~= turn.level then
+    run.level = turn.level
+    list(run, now_ms)
+  end
+  return WAITS
+end
+
 -- A turn has come; returns GOES where it goes at once. One that was reported before stays as it is.
 local function arrive(turn, chain, now_ms)
   local key = turn.replica_id .. ' ' .. turn.id
   local former = call('HGET', keys.run_turns, key)
   if former then
-    return find(former, '^waits ') and WAITS or GOES
+    return repeated(key, former, turn, now_ms)
   end
   forget_oldest(now_ms)
   local blocks = #chain / 8
@@ -420,8 +437,8 @@ local function arrive(turn, chain, now_ms)
   call('HSET', keys.run_turns, key, text)
   call('HSET', keys.run .. name, 'waits:' .. key, now_ms)
   run.waiting[key], ledger.waiting_turns = now_ms, ledger.waiting_turns + 1
-  run.latest_ms = max(run.latest_ms, now_ms + turn.waits_ms)
-  list(run, now_ms, now_ms)
+  run.latest_ms, run.level = max(run.latest_ms, now_ms + turn.waits_ms), turn.level
+  list(run, now_ms)
   let_go(now_ms)
   return gone[key] and GOES or WAITS
 end
