@@ -32,6 +32,14 @@ def test_a_request_that_nobody_took_has_neither() -> None:
     assert "Went to no instance: held –, first token – (expected –)" in text
 
 
+def test_a_turn_says_how_long_it_waited_for_memory_and_what_named_its_run() -> None:
+    named = told(run="0a1b2c3d4e5f6a7b", run_named_by="x-session-id", parked_s=3.25)
+
+    assert "Turn of run 0a1b2c3d4e5f, named by x-session-id: waited 3.250 s for memory" in named
+    assert "Turn of a run without a name: waited 0.000 s" in told(run="", run_named_by="", parked_s=0.0)
+    assert "Turn of" not in told() and "Turn of" not in told(run="", run_named_by="", parked_s=None)
+
+
 def test_images_are_said_to_be_rendered_or_why_they_are_not() -> None:
     assert "Images in it: 2; media are counted as an instance rendered them" in told(images=2, media_estimated="")
     assert "Images in it: 1; media are estimated, as it was late" in told(images=1, media_estimated="it was late")

@@ -52,6 +52,16 @@ def explanation(request_id: str, outcome: str | None = None) -> Explanation:
     return Explanation(origin, Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", outcome))
 
 
+def test_what_is_kept_of_a_turn_says_that_it_was_parked() -> None:
+    log = DecisionLog()
+    turn = replace(explanation("x"), detours=Detours(run="0a1b", run_named_by="session_id", parked_s=2.5))
+
+    log.add(turn)
+
+    assert log.get("x") == turn
+    assert {"run": "0a1b", "run_named_by": "session_id", "parked_s": 2.5}.items() <= turn.told().items()
+
+
 def test_the_oldest_is_forgotten_first() -> None:
     log = DecisionLog(limit=3)
     for number in range(5):
