@@ -35,6 +35,7 @@ from dualmap.simulation.replay.fleet_probe import FleetProbe
 from dualmap.simulation.replay.replay_bodies import Endpoint, RequestBodies
 from dualmap.simulation.replay.replay_report import UNKNOWN_INSTANCE, ReplayedRequest, ReplayRecord
 from dualmap.simulation.workload.arrivals import TRACE_TIMES, Arrivals, Loop
+from dualmap.simulation.workload.trace_runs import runs_of
 from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 
@@ -158,6 +159,7 @@ class _Replay:
         self._on_progress = on_progress
         self._bodies = RequestBodies(trace, model, options.endpoint, options.salt)
         self._authorization = _authorization(options)
+        self._runs = runs_of(trace)
         self._arrivals = Arrivals(trace, options.loop)
         self._unwritten = deque(self._arrivals.known)
         """Places whose bodies are to be written in free moments."""
@@ -265,7 +267,15 @@ class _Replay:
 
     def _headers(self, request: TraceRequest) -> dict[str, str]:
         slo_ms = self._slo_s(request) * 1000 / self._options.time_scale
-        return {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **self._authorization}
+        return {"x-slo-ttft-ms": str(max(1, round(slo_ms))), **self._authorization, **self._session(request)}
+
+    def _session(self, request: TraceRequest) -> dict[str, str]:
+        """The names of its session and run, as agents with sub-agents send them."""
+        if not request.session:
+            return {}
+        salt, run = self._options.salt, self._runs[request.session]
+        names = {"x-session-id": f"{salt}{request.session}"}
+        return names if run == request.session else names | {"x-parent-session-id": f"{salt}{run}"}
 
     async def _send(self, number: int, place: int, body: bytes, due_s: float) -> None:
         """Send one request and record its result in any case."""

@@ -282,3 +282,18 @@ async def test_each_request_asks_for_its_own_slo_or_the_one_that_its_length_has(
     assert asked_ms == [25, 500, 750]
     assert [request.slo_s for request in record.requests] == [0.5, 10.0, 15.0]
     assert summarize_replay(record).own_slos == 3
+
+
+async def test_turns_name_their_session_and_the_run_that_it_is_of() -> None:
+    alone = TraceRequest(7.0, 1000, 5, (0, 1))
+    agent = TraceRequest(7.0, 1000, 5, (2, 3), session="agent")
+    helper = TraceRequest(7.0, 1000, 5, (4, 5), session="helper", after=("agent",))
+    heads: list[str] = []
+
+    async with answering(heads=heads) as url:
+        await replay(
+            Trace("made", 512, (alone, agent, helper)), ReplayOptions(url=url, model="m", time_scale=SCALE, salt="7")
+        )
+
+    names = sorted(tuple(re.findall(r"x-(?:parent-)?session-id: (\w+)", head)) for head in heads if "POST" in head)
+    assert names == [(), ("7agent",), ("7helper", "7agent")]
