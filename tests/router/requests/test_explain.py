@@ -59,7 +59,7 @@ def test_what_is_kept_of_a_turn_says_that_it_was_parked() -> None:
     log.add(turn)
 
     assert log.get("x") == turn
-    assert {"run": "0a1b", "run_named_by": "session_id", "parked_s": 2.5}.items() <= turn.told().items()
+    assert {"run": "0a1b", "run_named_by": "session_id", "parked_s": 2.5}.items() <= turn.to_dict().items()
 
 
 def test_the_oldest_is_forgotten_first() -> None:
