@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, L
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import RunName, Turn, TurnEnd
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
@@ -29,6 +31,7 @@ from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.pool import PoolStore, scripts, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
+from dualmap.statestore.pool.runs import TurnStatus
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -122,6 +125,7 @@ async def live_through_everything(pool: PoolStore) -> None:
         await pool.responses.keep(response, 7)
     await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
     await pulled(pool)
+    await turns_wait(pool)
     await pool.kv_events.renew_subscriber("worker-1", 60_000)
     claim = await pool.kv_events.claim("a", "worker-1")
     assert claim is not None
@@ -141,11 +145,27 @@ async def live_through_everything(pool: PoolStore) -> None:
     )
 
 
+async def turns_wait(pool: PoolStore) -> None:
+    """Of some runs the turns are over, others wait, one of them late."""
+    waits_s = (9.0, 9.0, 9.0, 9.0, 9.0, 0.0)
+    turns = [
+        Turn(f"t{number}", "one", RunName(f"r{number}"), chain(*range(10 * number, 10 * number + 3)), each)
+        for number, each in enumerate(waits_s)
+    ]
+    statuses = await pool.runs.admit(turns, 1300)
+    ended = [turn for turn, status in zip(turns, statuses, strict=True) if status is TurnStatus.GOES]
+    for turn in ended:
+        await place(pool, turn.turn_id, "a", chain=turn.chain)
+        await pool.release([Release(turn.turn_id, replica_id="one", turn=TurnEnd(turn.turn_id, "one", 5))])
+    await pool.runs.admit([replace(turns[0], turn_id="again"), *turns[len(ended) :]], 1300)
+
+
 @pytest.fixture
 async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
     monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 2)
     monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 3)
+    monkeypatch.setattr(scripts, "MAX_CONTEXTS", 1)
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()
     await live_through_everything(store.pool("default"))
@@ -157,10 +177,10 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY|:NAME)?`\]", DESCRIPTION, re.MULTILINE))
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
-    of_one = "queue|queue_log|running|kv|kv_tier|adapters|kv_events|kv_names|least_loaded|request|usage"
+    of_one = "queue|queue_log|run|running|kv|kv_tier|adapters|kv_events|kv_names|least_loaded|request|usage"
     made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trustme
 
-from dualmap.router.requests.explain import Answer, Asked, Course, Explanation, KeyedPrompt, Terms
+from dualmap.router.requests.explain import Answer, Course, Explanation, KeyedPrompt, Origin, Terms
 from dualmap.router.requests.tracing import SpanExport, TracingUnavailableError, open_tracing, tracing_session
 from dualmap.router.settings import RouterSettings
 from dualmap.router.telemetry.trace_context import TraceContext, TraceContexts
@@ -151,7 +151,7 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end() -> None:
     export = SpanExport(exporter, "r")
     prompt = KeyedPrompt(10, 1, 16, 1, 2, "", HashKey(1, 2**64 - 1, 16, 3, 4))
     request = Explanation(
-        Asked("one", "m", "default"), Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", "completed")
+        Origin("one", "m", "default"), Terms("dualmap"), prompt, Course(0.0, 5.0), Answer("a", "completed")
     )
     export.ended(request, SAMPLED)
     try:

@@ -57,7 +57,7 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   local most = most_blocks(placement.told.prompt_tokens, placement.block_tokens)
   local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
   local overtaken, stall_s = overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms)
-  -- With all fields from the start: a table that grows costs more than the weighing.
+  -- With all fields from the start, so that the table does not grow.
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
     context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = 0, missed = false, ttft_s = 0,
     cost = false, decides = false,
