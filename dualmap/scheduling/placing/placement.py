@@ -364,6 +364,7 @@ class Search:
     """Nothing excluded but where it failed before. Its SLO is that of its prefill where it may be split."""
     request: StoredRequest
     claim: Claim = NO_CLAIM
+    _: KW_ONLY
     refuses: bool = False
     """Late requests are refused."""
     leg: Leg = Leg.WHOLE

@@ -1197,7 +1197,7 @@ class RequestMachine:
             RouteQuery(chain, slo_s, 0, self.expected_output_tokens, self.excluded),
             self._unplaced(self.request_id, chain, slo_s, self.attempt),
             spec.claim,
-            rules.refuses_late and self.attempt == 1 and not self._evicts,
+            refuses=rules.refuses_late and self.attempt == 1 and not self._evicts,
             only=spec.only,
             pulls=spec.may_pull and not self.failures,  # what has failed once is computed
         )
