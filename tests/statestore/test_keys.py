@@ -164,7 +164,7 @@ async def turns_wait(pool: PoolStore) -> None:
 async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
     monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 2)
-    monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 3)
+    monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 4)
     monkeypatch.setattr(scripts, "MAX_CONTEXTS", 1)
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()

@@ -123,7 +123,6 @@ class Placement:
     """STALE where the instance has more."""
     hot_tokens: int = 0
     """Tokens of its hot prefix."""
-    _: KW_ONLY
     pulls: bool = True
     """Whether a part of the prompt may be pulled from another instance's cache, where the pool has pulls."""
 
