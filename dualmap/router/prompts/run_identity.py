@@ -7,7 +7,8 @@ their tenant before they are kept anywhere (``scheduling.runs.turn.hashed_name``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final, TypeGuard
 
 from dualmap.scheduling.values import value
@@ -45,6 +46,8 @@ DIALECTS: Final = (
 )
 """In the order in which they count."""
 _BY_FIELD: Final = {each.run: (place, each) for place, each in enumerate(DIALECTS)}
+_RUN_FIELDS: Final = frozenset(_BY_FIELD)
+_field_name: Final = itemgetter(0)
 _BODY_FIELDS: Final = frozenset({"metadata", "prompt_cache_key", "session_id"})
 _CLAUDE_SESSION: Final = re.compile(r"session_([0-9a-fA-F-]{36})")
 _ID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
@@ -63,10 +66,10 @@ class SentRun:
     """The header field or the field of the body that named it."""
 
 
-def run_of(fields: Iterable[tuple[bytes, bytes]], body: Mapping[str, Any]) -> SentRun | None:
+def run_of(fields: Sequence[tuple[bytes, bytes]], body: Mapping[str, Any]) -> SentRun | None:
     """The run that a request names, by its header fields, whose names are lower-case, and its body; None: none."""
     first, place = None, len(DIALECTS)
-    for name, text in fields:
+    for name, text in () if _RUN_FIELDS.isdisjoint(map(_field_name, fields)) else fields:  # few requests have any
         known = _BY_FIELD.get(name)
         if known is not None and known[0] < place and text and len(text) <= _LONGEST:
             place, first = known[0], text
@@ -75,7 +78,7 @@ def run_of(fields: Iterable[tuple[bytes, bytes]], body: Mapping[str, Any]) -> Se
     return None if _BODY_FIELDS.isdisjoint(body) else _by_body(body)
 
 
-def _by_header(dialect: Dialect, text: bytes, fields: Iterable[tuple[bytes, bytes]]) -> SentRun:
+def _by_header(dialect: Dialect, text: bytes, fields: Sequence[tuple[bytes, bytes]]) -> SentRun:
     session, agent, parent = text.decode("latin-1"), "", ""
     if dialect.agent or dialect.parent:
         for name, other in fields:

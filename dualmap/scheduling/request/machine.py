@@ -995,9 +995,10 @@ class RequestMachine:
         """The instance that its own pulls a part of its prompt from. One that was moved since it was placed pulls
         nothing."""
         placed = self.placed
-        if placed is None or placed.instance_id != self.instance_id:
+        source = None if placed is None else placed.reply.chosen.loads.source
+        if source is None or placed is None or placed.instance_id != self.instance_id:
             return None
-        return placed.reply.chosen.loads.source
+        return source
 
     @property
     def pulled_within_s(self) -> float | None:
