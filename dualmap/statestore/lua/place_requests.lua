@@ -44,7 +44,7 @@ local now_ms, met, replies, versions, options
 
 -- Of the request that is placed at the moment.
 local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded, offers
-local waits
+local adapter_waits
 
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
 local drawn_before, drawn_ms
@@ -54,7 +54,8 @@ local function reply(status, request, queue)
   return { status, told.instance_id or '', told.alternative_id or '', told.uncached_tokens or 0,
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
     format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false,
-    loaded and tiers.text_of(loaded) or false, waits and adapters.text_of(waits) or false, unpack(seen) }
+    loaded and tiers.text_of(loaded) or false, adapter_waits and adapters.text_of(adapter_waits) or false,
+    unpack(seen) }
 end
 
 local function rank(offer)
@@ -86,8 +87,8 @@ local function consider(id)
   seen[offer.place + 1], seen[offer.place + 2] = id, instance.text
   note_load(offer)
   if offer.adapter_s > 0 then
-    waits = waits or {}
-    waits[id] = offer.adapter_s
+    adapter_waits = adapter_waits or {}
+    adapter_waits[id] = offer.adapter_s
   end
   offers[#offers + 1] = offer
   offer.is_open = instances.takes_requests(instance, option.leg)
@@ -375,7 +376,7 @@ local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
     placement, chain, samples, seen, best, second, loaded = each, ARGV[first + 1], {}, {}, nil, nil, nil
-    drawn, standing, drawn_before, waits = nil, nil, nil, nil
+    drawn, standing, drawn_before, adapter_waits = nil, nil, nil, nil
     placement.told = decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do
       samples[sample] = sub(chain, depth * 8 - 7, depth * 8)

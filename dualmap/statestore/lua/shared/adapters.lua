@@ -1,6 +1,6 @@
--- The adapters of an instance in the order of their last use, as its engine keeps them (scheduling/estimates/adapters.py):
--- those of requests that run are used by every step, so they come first. The score is the time of the last use, and from
--- terms.running_score on the number of requests that run.
+-- The adapters of an instance in the order of their last use, as its engine keeps them
+-- (scheduling/estimates/adapters.py): those of requests that run are used by every step, so they come first. The score
+-- is the time of the last use, and from terms.running_score on the number of requests that run.
 local rules = require('rules')
 local pairs, tonumber, max = pairs, tonumber, math.max
 local call, concat, format = redis.call, table.concat, string.format
