@@ -19,4 +19,6 @@ def _plain(value: object) -> Any:
         return dict(value)
     if isinstance(value, (set, frozenset)):
         return sorted(value)
+    if isinstance(value, tuple):  # a named one: others are known
+        return value._asdict()  # type: ignore[attr-defined]
     raise TypeError(type(value).__name__)

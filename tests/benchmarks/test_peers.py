@@ -10,6 +10,8 @@ import wheels
 from peers import (
     ADDED_P50,
     ADDED_P99,
+    AGENT_220K,
+    AGENT_550K,
     BURST,
     OTHERS,
     PACED,
@@ -23,7 +25,8 @@ from router_overhead import ordered_answer, request
 
 
 def turn(factor: float, others: float = 0.02) -> dict[str, float]:
-    figures = {REQUEST_2K: 200.0, REQUEST_32K: 300.0, PACED: 30.0, BURST: 7.0, ADDED_P50: 1.0, ADDED_P99: 3.0}
+    figures = {REQUEST_2K: 200.0, REQUEST_32K: 300.0, AGENT_220K: 600.0, AGENT_550K: 900.0}
+    figures |= {PACED: 30.0, BURST: 7.0, ADDED_P50: 1.0, ADDED_P99: 3.0}
     return {**{name: factor * value for name, value in figures.items()}, OTHERS: others}
 
 

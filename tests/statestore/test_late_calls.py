@@ -17,6 +17,7 @@ from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, L
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import RunName, Turn
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
@@ -75,6 +76,7 @@ READS = frozenset(
         "allotments.entered",
         *("chronicle.now_ms", "chronicle.last_step", "chronicle.last_record", "chronicle.samples"),
         *("chronicle.happened", "chronicle.member_changes", "queues.waits"),
+        *("runs.ledger", "runs.turns_of"),
     ]
 )
 """Calls that change nothing."""
@@ -82,7 +84,7 @@ WITHIN_THE_PROCESS = frozenset(
     [
         "settings.in_force",
         "settings.in_force_after",
-        *("close", "queues.close", "on_grant"),
+        *("close", "queues.close", "on_grant", "on_turn", "runs.on_turn"),
         *("settings.override_from", "settings.overrides_from", "settings.order_from"),
     ]
 )
@@ -112,7 +114,11 @@ async def _drift(pool: PoolStore, lease: Lease) -> None:
     assert await pool.upkeep.repair(fence=lease.fence)
 
 
+_TURN = Turn("late", "one", RunName("late"), CHAIN, 5.0)
+
 CHANGES: dict[str, Change] = {
+    "admit": lambda pool, _: pool.admit([_TURN], 10**6),
+    "runs.admit": lambda pool, _: pool.runs.admit([_TURN], 10**6),
     "place": lambda pool, _: pool.place(placement("late", "a")),
     "register": lambda pool, _: pool.register(placement("late", "a").request, None),
     "observe": lambda pool, _: pool.observe(["a"], CHAIN),
