@@ -554,3 +554,14 @@ async def test_none_beyond_the_candidates_is_taken_that_does_not_list_the_name_t
     assert "b" not in listed.seen.loads
     assert "b" in any_name.seen.loads
     assert (await record(pool, "r1")).model == 'the "sql" \\ adapter'
+
+
+async def test_a_prompt_of_millions_of_tokens_is_placed_and_found_again(pool: PoolStore) -> None:
+    """A command of a script takes no more than some thousand words."""
+    blocks = 90_000
+    await pool.members.put_instance(instance("a", kv_capacity_tokens=10**8, dispatch_window_tokens=10**8))
+    prompt = chain(*range(1, blocks + 1))
+    await place(pool, "first", chain=prompt)
+    again = await place(pool, "again", chain=prompt)
+
+    assert again.seen.loads["a"].hit_blocks == blocks

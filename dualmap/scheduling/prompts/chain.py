@@ -12,6 +12,10 @@ last given them; one more sample is at the last full block. The index finds a re
 busy pair."""
 
 
+MAX_SAMPLES = 3000
+"""Samples of a chain at most, the deepest: a script's commands take 8,000 words, and a sample is two of them."""
+
+
 @value
 class Chain:
     """A prompt cut into blocks, as the list of their prefix hashes.
@@ -85,4 +89,7 @@ def sample_depths(chain: Chain) -> tuple[int, ...]:
     if full_blocks == 0:
         return ()
     stride = SAMPLE_TOKENS // block_tokens or 1
-    return (*range(stride, full_blocks, stride), full_blocks) if stride < full_blocks else (full_blocks,)
+    if stride >= full_blocks:
+        return (full_blocks,)
+    depths = range(stride, full_blocks, stride)
+    return (*(depths if len(depths) < MAX_SAMPLES else depths[1 - MAX_SAMPLES :]), full_blocks)

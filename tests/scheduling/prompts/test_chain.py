@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.prompts.chain import Chain, sample_depths
+from dualmap.scheduling.prompts.chain import MAX_SAMPLES, Chain, sample_depths
 
 
 def test_a_hit_covers_whole_blocks_and_never_the_block_of_the_last_token() -> None:
@@ -42,3 +42,10 @@ def test_a_follow_up_is_sampled_wherever_its_beginning_was_but_for_the_end() -> 
     shorter = Chain(tuple(range(20)), 128, 20 * 128)
     longer = Chain(tuple(range(50)), 128, 50 * 128)
     assert set(sample_depths(shorter)[:-1]) <= set(sample_depths(longer))
+
+
+def test_of_a_very_long_chain_the_deepest_prefixes_are_sampled() -> None:
+    depths = sample_depths(Chain(range(90_000), 100, 9_000_000))
+
+    assert len(depths) == MAX_SAMPLES
+    assert depths[-2:] == (89_990, 90_000)
