@@ -6,6 +6,7 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,20 @@ def test_prompts_of_an_adapter_share_no_prefix_and_meet_on_its_two_instances(fle
 
     assert max(map(len, placed.values())) <= 2
     assert loads <= 2 * len(ADAPTERS)
+
+
+def test_people_see_where_an_adapter_is(fleet: Fleet) -> None:
+    until(lambda: ADAPTERS[0] in str(fleet.get("/v1/models")), "the adapter is known")
+    home = served_by(fleet, ADAPTERS[0], "where is it?")
+    until(lambda: seen(fleet)[ADAPTERS[0]]["running"] == 0, "its request is over")
+
+    assert home in seen(fleet)[ADAPTERS[0]]["device"]
+    assert f"{ADAPTERS[0]} " in fleet.dualmap("adapters", "--url", fleet.endpoint)
+
+
+def seen(fleet: Fleet) -> dict[str, dict[str, Any]]:
+    shown = json.loads(fleet.dualmap("adapters", "--url", fleet.endpoint, "--json"))
+    return {each["adapter"]: each for each in shown["adapters"]}
 
 
 def adapter_loads(fleet: Fleet, instance_id: str) -> int:

@@ -11,7 +11,7 @@ from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.engine.adapter_slots import AdapterMemory, AdapterSlots
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.pool.adapters import RUNNING_SCORE
+from dualmap.statestore.pool.adapters import RUNNING_SCORE, AdapterUse
 from tests.statestore.samples import LEAST_TTFT, HandClock, finish, instance, place, record
 
 HOST_S, DISK_S = 0.02, 0.5
@@ -157,3 +157,14 @@ async def test_wrong_numbers_of_running_requests_are_repaired(pool: PoolStore, c
         b"two": clock.now_ms,
     }
     assert await pool.upkeep.repair(fence=fence) == 0
+
+
+async def test_people_see_the_last_used_first_and_how_many_requests_run(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a", "b")
+    await used(pool, "one", "two", clock=clock)
+    await place(pool, "first", adapter="one")
+    await place(pool, "second", adapter="one")
+    uses, now_ms = await pool.members.adapters(["a", "b"])
+
+    assert uses == {"a": (AdapterUse("one", 2, 0), AdapterUse("two", 0, clock.now_ms)), "b": ()}
+    assert now_ms == clock.now_ms

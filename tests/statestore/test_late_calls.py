@@ -43,6 +43,7 @@ READS = frozenset(
     [
         "membership",
         "members.notes",
+        "members.adapters",
         "snapshot",
         "overview",
         "records",

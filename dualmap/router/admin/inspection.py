@@ -107,6 +107,28 @@ def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
     }
 
 
+@routes.get("/adapters")
+async def adapters(pool: PoolParam) -> dict[str, Any]:
+    """Adapters by where their last uses say that they are, those with most running requests first, then the last used.
+    Instances whose room for adapters is not known are left out."""
+    instances = {name: spec for name, spec in pool.view.view.instances.items() if spec.adapter_slots}
+    found, now_ms = await pool.store.members.adapters([*instances])
+    listed: dict[str, dict[str, Any]] = {}
+    for name, uses in found.items():
+        slots = instances[name].adapter_slots
+        for place, use in enumerate(uses):
+            about = listed.setdefault(
+                use.adapter, {"adapter": use.adapter, "running": 0, "idle_s": None, "device": [], "host": []}
+            )
+            about["running"] += use.running
+            about["device" if place < slots else "host"].append(name)
+            idle_s = 0.0 if use.running else max(0, now_ms - use.used_ms) / 1000
+            about["idle_s"] = idle_s if about["idle_s"] is None else min(about["idle_s"], idle_s)
+    rows = sorted(listed.values(), key=lambda each: (-each["running"], each["idle_s"], each["adapter"]))
+    room = {name: {"device": spec.adapter_slots, "host": spec.adapter_host_slots} for name, spec in instances.items()}
+    return {"pool": pool.settings.name, "room": room, "adapters": rows}
+
+
 @routes.get("/ring")
 async def ring(
     pool: PoolParam,

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.values import value
 
 RUNNING_SCORE: Final = 1 << 52
 """The score of an adapter with running requests is their number above this; that of another is its last use in ms."""
+
+
+@value
+class AdapterUse:
+    """An adapter in an instance's order."""
+
+    adapter: str
+    running: int
+    """Its requests that run there."""
+    used_ms: int
+    """Time of its last use; 0 while some run."""
+
+
+def uses_from(flat: Sequence[bytes]) -> tuple[AdapterUse, ...]:
+    """An instance's adapters, the last used first, from what the store lists in the order of their scores."""
+    found = []
+    for name, score in zip(flat[::2], map(float, flat[1::2]), strict=True):
+        running = running_of(score)
+        found.append(AdapterUse(name.decode(errors="replace"), running, 0 if running else int(score)))
+    return tuple(reversed(found))
 
 
 def running_of(score: float) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from dualmap.statestore.call_values import Note
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import codec
+from dualmap.statestore.pool.adapters import AdapterUse, uses_from
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
@@ -45,6 +46,14 @@ class Members(Changes):
         added = {spec.instance_id: self._commands_of(None, spec) for spec in specs}
         commands = [command for each in added.values() for command in each]
         await self._make(Change(commands, instances={name: {} for name in added}, counted=True))
+
+    @checks_replies
+    async def adapters(self, instance_ids: Sequence[str]) -> tuple[Mapping[str, tuple[AdapterUse, ...]], int]:
+        """The adapters of each instance, the last used first, and the time of the store's clock in ms."""
+        reads = [("ZRANGE", self._keys.adapters(name), 0, -1, "WITHSCORES") for name in instance_ids]
+        found = await self._calls.together(reads) if reads else ()
+        uses = {name: uses_from(flat) for name, flat in zip(instance_ids, found, strict=True)}
+        return uses, await self._calls.now_ms()
 
     @checks_replies
     async def update_instance(self, instance_id: str, changes: Mapping[str, Any], *, fence: int | None = None) -> bool:
