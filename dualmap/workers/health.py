@@ -31,7 +31,7 @@ from dualmap.workers.health_rules import (
     update_waiting,
 )
 from dualmap.workers.metrics import NOT_SENT
-from dualmap.workers.probe import Health, NotSentError, Prober
+from dualmap.workers.probe import EngineFacts, Health, NotSentError, Prober
 from dualmap.workers.probe_errors import refused_list
 from dualmap.workers.settings import WorkerSettings
 
@@ -235,9 +235,16 @@ class HealthChecker:
         """The model names that the instance lists by now, for the store; and the record after that."""
         found = await self._prober.models(spec.url)
         models = found.after(spec.models)
+        changes: dict[str, Any] = {}
         if models != spec.models:
             self._report_models(spec, models)
-            await self._pool.members.update_instance(spec.instance_id, {"models": models}, fence=self._fence)
+            changes["models"] = models
+        if models and any(models.values()) and not spec.adapter_slots:
+            # It serves adapters, and vLLM reports its slots from its first request for one on.
+            facts = EngineFacts(None, found, None, adapter_slots=await self._prober.adapter_slots(spec.url))
+            changes |= adapter_room(spec, facts, self._adapters)
+        if changes:
+            await self._pool.members.update_instance(spec.instance_id, changes, fence=self._fence)
         checks = MODELS_INTERVAL_S / self._settings.health_interval_s
         due_s = self._due_s(max(MODELS_INTERVAL_S, checks * pause_s))
         complaint = refused_list(found.status) or self._unlisted(models)

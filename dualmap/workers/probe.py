@@ -176,6 +176,11 @@ class Prober:
         """The model names that it lists. Raises NotSentError."""
         return _model_list(_answered(await self._request("GET", f"{url}/v1/models", self._timeout_s)))
 
+    async def adapter_slots(self, url: str) -> int | None:
+        """Adapters that it has on its device at a time; None where it does not report that. Raises NotSentError."""
+        answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
+        return adapter_slots_of(answer.body.decode(errors="replace")) if answer.ok else None
+
     async def kv_event_sources(self, url: str) -> Any:
         """Where it publishes KV events, as it says itself (JSON); None where it says nothing. Raises NotSentError."""
         answer = _answered(await self._request("GET", f"{url}/kv_event_sources", self._timeout_s))

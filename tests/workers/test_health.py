@@ -787,6 +787,26 @@ async def test_what_a_server_lists_is_known_when_it_is_ready_and_followed_while_
     assert asked_for(server, "/v1/models") <= 8, "not with every check"
 
 
+async def test_the_room_for_adapters_is_known_from_the_first_request_for_one_on(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, pool: PoolStore
+) -> None:
+    """vLLM 0.32 has the metric from the start, and a sample of it from then on."""
+
+    async def slots() -> tuple[int, int]:
+        spec = (await pool.membership()).instances["a"]
+        return spec.adapter_slots, spec.adapter_host_slots
+
+    server = await servers()
+    server.answers |= {"/v1/models": listing("qwen", sql="qwen"), "/metrics": (200, "")}
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+    await check(6)
+    assert await slots() == (0, 0)
+
+    server.answers["/metrics"] = (200, 'vllm:lora_requests_info{max_lora="4",running_lora_adapters="sql"} 1.7e9\n')
+    await check(6)
+    assert await slots() == (4, 4)
+
+
 async def test_a_server_that_took_the_place_of_another_lists_what_it_says_itself(
     check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, models_of: ModelsOf
 ) -> None:

@@ -134,10 +134,12 @@ class InstanceMetrics(Collector):
         )
 
     def _adapters(self, now: EngineStatistics) -> Metric:
-        """vLLM lists adapters with requests in flight, the same ones in both labels; the value is a time."""
+        """vLLM lists adapters with requests in flight, the same ones in both labels; before the first such request it
+        has no sample. The value is a time."""
         info = GaugeMetricFamily("vllm:lora_requests_info", "Running stats on lora requests.", labels=_ADAPTER_LABELS)
         names = ",".join(now.adapters)
-        info.add_metric((str(self._config.adapters.slots), names, names), self._started_s)
+        if now.adapter_loads.to_device:
+            info.add_metric((str(self._config.adapters.slots), names, names), self._started_s)
         return info
 
     def _tiers(self, now: EngineStatistics) -> Iterator[Metric]:
