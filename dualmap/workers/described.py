@@ -26,13 +26,15 @@ def reported_limits(facts: EngineFacts) -> dict[str, int]:
     return limits
 
 
-def adapter_room(spec: InstanceSpec, facts: EngineFacts, adapters: AdapterSettings) -> dict[str, int]:
-    """The fields of its room for adapters to change: what is configured wins over what it reports. Where neither is
-    known, what was known stays: vLLM reports its slots from its first request for an adapter on."""
-    slots = adapters.slots or facts.adapter_slots
+def adapter_room(
+    spec: InstanceSpec, slots: int | None, host_slots: int | None, adapters: AdapterSettings
+) -> dict[str, int]:
+    """The fields of its room for adapters to change, by the slots that it reports: what is configured wins. Where
+    neither is known, what was known stays: vLLM reports its slots from its first request for an adapter on."""
+    slots = adapters.slots or slots
     if slots is None:
         return {}
-    host_slots = max(slots, adapters.host_slots or facts.adapter_host_slots or slots)
+    host_slots = max(slots, adapters.host_slots or host_slots or slots)
     times = {"adapter_host_ms": adapters.host_ms, "adapter_disk_ms": adapters.disk_ms}
     room = {"adapter_slots": slots, "adapter_host_slots": host_slots, **times}
     return {name: each for name, each in room.items() if each != getattr(spec, name)}

@@ -31,7 +31,7 @@ from dualmap.workers.health_rules import (
     update_waiting,
 )
 from dualmap.workers.metrics import NOT_SENT
-from dualmap.workers.probe import EngineFacts, Health, NotSentError, Prober
+from dualmap.workers.probe import Health, NotSentError, Prober
 from dualmap.workers.probe_errors import refused_list
 from dualmap.workers.settings import WorkerSettings
 
@@ -241,8 +241,7 @@ class HealthChecker:
             changes["models"] = models
         if models and any(models.values()) and not spec.adapter_slots:
             # It serves adapters, and vLLM reports its slots from its first request for one on.
-            facts = EngineFacts(None, found, None, adapter_slots=await self._prober.adapter_slots(spec.url))
-            changes |= adapter_room(spec, facts, self._adapters)
+            changes |= adapter_room(spec, await self._prober.adapter_slots(spec.url), None, self._adapters)
         if changes:
             await self._pool.members.update_instance(spec.instance_id, changes, fence=self._fence)
         checks = MODELS_INTERVAL_S / self._settings.health_interval_s
@@ -442,7 +441,7 @@ class HealthChecker:
         if (complaint := refused_list(facts.model_list.status) or self._unlisted(models)) is not None:
             log.warning("pool=%s instance=%s: %s", self._pool.name, spec.instance_id, complaint)
         changes: dict[str, Any] = dict(reported_changes(spec, facts, self._limits.get(spec.instance_id, {})))
-        changes |= adapter_room(spec, facts, self._adapters)
+        changes |= adapter_room(spec, facts.adapter_slots, facts.adapter_host_slots, self._adapters)
         if models != spec.models:
             changes["models"] = models
         self._limits[spec.instance_id] = reported_limits(facts)

@@ -56,21 +56,21 @@ def test_limits_are_read_from_the_servers_configuration(body: bytes, limits: tup
 def test_the_room_for_adapters_is_as_reported_or_as_configured() -> None:
     spec, times = InstanceSpec("a", "http://a"), {"adapter_host_ms": 20, "adapter_disk_ms": 500}
 
-    assert adapter_room(spec, facts(), AdapterSettings()) == {}
-    assert adapter_room(spec, facts(adapter_slots=4), AdapterSettings()) == {
+    assert adapter_room(spec, None, None, AdapterSettings()) == {}
+    assert adapter_room(spec, 4, None, AdapterSettings()) == {
         "adapter_slots": 4,
         "adapter_host_slots": 4,
         **times,
     }
-    known = adapter_room(spec, facts(adapter_slots=4, adapter_host_slots=16), AdapterSettings(host_slots=32))
+    known = adapter_room(spec, 4, 16, AdapterSettings(host_slots=32))
     assert known["adapter_host_slots"] == 32
-    assert adapter_room(replace(spec, **known), facts(adapter_slots=4), AdapterSettings(host_slots=32)) == {}
+    assert adapter_room(replace(spec, **known), 4, None, AdapterSettings(host_slots=32)) == {}
 
 
 def test_a_server_that_does_not_report_its_slots_again_keeps_what_was_known() -> None:
     spec = InstanceSpec("a", "http://a", adapter_slots=4, adapter_host_slots=4, adapter_host_ms=20, adapter_disk_ms=500)
 
-    assert adapter_room(spec, facts(), AdapterSettings()) == {}
+    assert adapter_room(spec, None, None, AdapterSettings()) == {}
 
 
 @pytest.mark.parametrize(

@@ -283,10 +283,9 @@ class Upkeep(Changes):
         strays += [("ZREM", listed[1], entry) for entry in {*running} - {*map(str.encode, sent)}]
         damaged = await self._unreadable_requests([name for name in names if name not in found])
         strays += [("DEL", key) for key in damaged]
-        strays += [
-            ("ZADD", used, score, adapter)
-            for adapter, score in mended_uses(pairs_from(adapters), sent.values(), await self._calls.now_ms()).items()
-        ]
+        if adapters:
+            uses = mended_uses(pairs_from(adapters), sent.values(), await self._calls.now_ms())
+            strays += [("ZADD", used, score, adapter) for adapter, score in uses.items()]
         sums = asdict(Counts.sum([each.counts for each in (*held.values(), *sent.values())]))
         if not strays and sums.items() <= INSTANCE.fields(record).items():
             return False
