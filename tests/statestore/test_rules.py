@@ -14,7 +14,7 @@ import redis
 
 from dualmap.scheduling.estimates.adapters import adapter_s
 from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
-from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s
+from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s, pull_pays
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
 from dualmap.scheduling.runs import admission
@@ -128,6 +128,7 @@ def cases(rng: random.Random) -> Iterator[Case]:
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))
     yield "finds_memory", [uncached, table, 400_000], None, [float(finds_memory(uncached, load, 400_000))]
+    yield one(pull_pays, *(rng.choice((1.0, 2.0, rng.uniform(0.0, 3.0))) for _ in range(4)))
     yield one(pull_ends_s, *(rng.choice((0.0, rng.uniform(0.0, 9.0))) for _ in range(4)))
     yield one(copy_s, load, uncached, 16)
     yield one(is_calm, slack, 800.0, NOW_MS, NOW_MS + rng.randrange(9000))

@@ -33,3 +33,9 @@ def pull_ends_s(own_s: float, target_queued_s: float, source_queued_s: float, co
     """The time until a pull is through that takes ``own_s`` on idle links, behind what is booked on both, and behind
     what the source is computing. The scripts run the same rule."""
     return own_s + max(target_queued_s, source_queued_s, computing_s)
+
+
+def pull_pays(cost: float, unpulled_cost: float, ttft_s: float, best_ttft_s: float) -> bool:
+    """Whether an instance pulls: its placement costs less so than computing the prompt there, and the first token comes
+    sooner than on the best instance without any pull. The scripts run the same rule."""
+    return cost < unpulled_cost and ttft_s < best_ttft_s

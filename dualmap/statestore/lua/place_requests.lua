@@ -152,8 +152,7 @@ local function best_source()
   return source
 end
 
--- Weighs the instances again with what they could pull, and keeps what costs less than without a pull there, and has
--- the first token sooner than where the request would go without one.
+-- Weighs the instances again with what they could pull, where that pays.
 local function weigh_pulls()
   local source = best_source()
   if not source then
@@ -163,7 +162,7 @@ local function weigh_pulls()
   best, second = nil, nil
   for _, offer in ipairs(offers) do
     local pulled = offer.is_open and weighing.weigh_pull(offer, source, placement, option, now_ms)
-    if pulled and pulled.cost < offer.cost and pulled.ttft_s < without.ttft_s then
+    if pulled and rules.pull_pays(pulled.cost, offer.cost, pulled.ttft_s, without.ttft_s) then
       pulled.place, pulled.is_open, pulled.cost, offer = offer.place, true, pulled.cost + pulled.copies_s, pulled
       note_load(offer)
     end
