@@ -60,7 +60,7 @@ class KvEventRecord:
 
 @value
 class TierChange:
-    """What came to one tier behind the device, and what left it."""
+    """The blocks that came to one tier behind the device, and those that left it."""
 
     stored: Sequence[int]
     """Fleet hashes, in the order in which they were announced."""

@@ -53,7 +53,7 @@ class Fleet(FleetProcess):
 
     @classmethod
     def fork(cls, directory: Path, options: Sequence[str]) -> Self:
-        """The same as ``start``, by a fork: nothing is imported again."""
+        """Start it as ``start`` does, by a fork: nothing is imported again."""
         output = directory / "up.out"
         environment = unconfigured() | {"TMPDIR": str(directory)}
         return cls(start_command("up", *options, out=output, environment=environment), output)

@@ -146,7 +146,7 @@ async def live_through_everything(pool: PoolStore) -> None:
 
 
 async def turns_wait(pool: PoolStore) -> None:
-    """Of some runs the turns are over, others wait, one of them late."""
+    """Let some runs end their turns and others wait, one of them late."""
     waits_s = (9.0, 9.0, 9.0, 9.0, 9.0, 0.0)
     turns = [
         Turn(f"t{number}", "one", RunName(f"r{number}"), chain(*range(10 * number, 10 * number + 3)), each)

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from dualmap.scheduling.estimates.adapters import adapter_s
-from dualmap.scheduling.estimates.kv_tiers import is_dear, load_time_s
+from dualmap.scheduling.estimates.kv_tiers import is_slow, load_time_s
 from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s, pull_pays
 from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
@@ -134,7 +134,7 @@ def cases(rng: random.Random) -> Iterator[Case]:
     yield one(is_calm, slack, 800.0, NOW_MS, NOW_MS + rng.randrange(9000))
     yield one(context_tokens_of, request)
     yield one(load_time_s, rng.random(), rng.random(), rng.choice((0, uncached)))
-    yield one(is_dear, rng.choice((1e-6, 1e-3)), load.prefill_tokens_per_s)
+    yield one(is_slow, rng.choice((1e-6, 1e-3)), load.prefill_tokens_per_s)
     used, service, now_ms = (
         rng.choice((0, rng.randrange(900_000))),
         rng.uniform(0, 1e8),

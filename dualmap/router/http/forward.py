@@ -145,7 +145,7 @@ def body_for(inference_request: InferenceRequest, body: bytes, machine: RequestM
 
 
 def _transfer_field(machine: RequestMachine) -> bytes:
-    """What the instance is told of loads from tiers and of pulls; empty where it may do as it likes."""
+    """The fields about loads from tiers and pulls for the instance; empty where it may do as it likes."""
     most, source = machine.max_load_tokens, machine.source
     if source is not None:
         place = {

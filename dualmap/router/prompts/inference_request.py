@@ -191,7 +191,7 @@ class InferenceRequest:
     leaves_load_open: bool = False
     """The request does not say itself what its instance is to load into its KV cache, or may not."""
     may_pull: bool = False
-    """Its instance is told where to pull a part of its prompt from, and a pull that is stuck is ended: not where a
+    """Its instance gets the place to pull a part of its prompt from, and a pull that is stuck is ended: not where a
     gateway carries the answer."""
     may_split: bool = False
     """Another instance than the one that prefills it can answer it."""

@@ -3,7 +3,7 @@
 An agent's turn sends its whole conversation again, which begins byte for byte like that of the turn before. So what a
 replica has learned of a conversation up to a message's end is kept at a *mark*: the chain of its blocks, the bytes that
 fill no block, counts of its parts. The bytes of a new body's list of messages are hashed up to a mark at the speed of
-memory; where the hash is known, reading goes on behind the mark. This is exact:
+memory; where the hash is known, reading continues behind the mark. This is exact:
 
 - The bytes between the list's first item and the mark are those that were read (``api_bodies.listed_json`` says why
   they mean the same in another body). Hashes have 128 bits, and begin with a number that this process drew, so that no

@@ -37,7 +37,7 @@ class ItemEnd:
     end: int
     """Bytes of the list up to there."""
     bound: JsonBound
-    """Of the items that were read before it."""
+    """Figures of the items that were read before it."""
 
 
 @value

@@ -89,6 +89,6 @@ def load_time_s(start_s: float, token_s: float, tokens: int) -> float:
     return start_s + tokens * token_s if tokens > 0 else 0.0
 
 
-def is_dear(token_s: float, prefill_tokens_per_s: float) -> bool:
+def is_slow(token_s: float, prefill_tokens_per_s: float) -> bool:
     """Whether no load from a tier, however long, takes less time than computing. The scripts run the same rule."""
     return token_s * prefill_tokens_per_s >= 1.0

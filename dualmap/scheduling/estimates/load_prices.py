@@ -26,7 +26,7 @@ PRIORS: Final = MappingProxyType(
 )
 """Prices before anything was loaded: 100 kB a token at 25 GB/s from host memory, at 5 GB/s from a disk or a pool."""
 PULL_PRIOR: Final = LoadPrice(0.03, 2e-5)
-"""The same of a pull from another instance."""
+"""The price of a pull before anything was pulled."""
 TOKENS_UNIT: Final = 10_000
 """Tokens are learned in this unit, so that both features are about one."""
 START_ERROR_S, TOKEN_ERRORS = 0.3, 20.0

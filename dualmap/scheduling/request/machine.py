@@ -310,7 +310,7 @@ class Arrived:
 
 @value
 class TurnGoes:
-    """Its run may use memory: the turn goes on."""
+    """Its run may use memory: the turn may be placed."""
 
 
 @value

@@ -49,7 +49,7 @@ WAITS_OF_SLO: Final = 0.8
 _BEHIND: Final = 1e12
 """More token-seconds than any run attains."""
 LEVEL_RANK: Final = 1e14
-"""What a level of its tenant puts a run behind: more than a time, or a service."""
+"""A level of its tenant puts a run behind by so much: more than a time, or a service."""
 
 
 def fits(tokens: int, used_tokens: int, capacity_tokens: int) -> bool:

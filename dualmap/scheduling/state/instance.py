@@ -185,7 +185,7 @@ class InstanceLoad(LiveCounts):
     """The tokens of which a hit of a model with several cache groups is a multiple, as its KV events show; 0: any block
     may end one (``scheduling.prompts.cache_groups``)."""
     tiers: TierLoad = NO_LOAD
-    """What a request would load there from tiers: a part of ``hit_blocks``."""
+    """The loads from tiers that a request would make there: a part of ``hit_blocks``."""
     adapter_s: float = 0.0
     """Time until the adapter of the request in question is on the device (``scheduling.estimates.adapters``)."""
 

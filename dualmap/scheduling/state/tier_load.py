@@ -18,7 +18,7 @@ class Source(NamedTuple):
 
 
 class TierLoad(NamedTuple):
-    """What a request that is placed on an instance loads from its tiers, and what these have."""
+    """The loads of a request that is placed on an instance, and the blocks that its tiers have."""
 
     blocks: int
     load_s: float

@@ -26,7 +26,7 @@ _SHOWN: Final = 1000
 
 
 class TurnStatus(IntEnum):
-    """What becomes of a turn."""
+    """The reply to a turn."""
 
     WAITS = 0
     GOES = 1

@@ -106,7 +106,7 @@ class TierHoldings:
                 self._enter(tier, block)
 
     def take_change(self, block_tokens: int) -> dict[Tier, TierChange]:
-        """What changed since the last call, by tier."""
+        """The changes since the last call, by tier."""
         changes: dict[Tier, TierChange] = {}
         for tier, tokens in self._sizes.items():
             stored, removed = self._stored[tier], self._removed[tier]

@@ -19,7 +19,7 @@ from dualmap.statestore.pool.runs import TurnStatus
 
 
 class Ledger:
-    """A pool that replies as it is told to, and the turns that it was given."""
+    """A pool that replies as a test says, and the turns that it was given."""
 
     name = "default"
 

@@ -45,7 +45,7 @@ def keep(known: KnownBodies, items: Sequence[bytes], *, head: int = 1) -> Mark |
 
 
 def found(known: KnownBodies, text: bytes) -> list[int]:
-    """Where a list could be read on from, the longest first."""
+    """The places from which a list could be read on, the longest first."""
     marks = [*known.find(ListHashes(text, 0, "tenant", "/path"))]
     for mark in marks:
         whole = hashed(text[: mark.end])

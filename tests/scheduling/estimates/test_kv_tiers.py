@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dualmap.scheduling.estimates.kv_tiers import LoadPrice, is_dear
+from dualmap.scheduling.estimates.kv_tiers import LoadPrice, is_slow
 
 
 def test_a_load_costs_a_start_and_a_time_for_each_token_and_none_costs_nothing() -> None:
@@ -24,5 +24,5 @@ def test_an_absurd_price_is_refused(start_s: float, token_s: float) -> None:
         LoadPrice(start_s, token_s)
 
 
-def test_a_tier_is_dear_where_a_token_takes_as_long_to_load_as_to_compute() -> None:
-    assert [is_dear(token_s, 1000.0) for token_s in (0.0009, 0.001, 0.002)] == [False, True, True]
+def test_a_tier_is_slow_where_a_token_takes_as_long_to_load_as_to_compute() -> None:
+    assert [is_slow(token_s, 1000.0) for token_s in (0.0009, 0.001, 0.002)] == [False, True, True]

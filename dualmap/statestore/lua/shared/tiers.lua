@@ -3,7 +3,7 @@
 local decoded = require('shared.decoded')
 local kv = require('shared.kv')
 local rules = require('rules')
-local is_dear, load_time_s = rules.is_dear, rules.load_time_s
+local is_slow, load_time_s = rules.is_slow, rules.load_time_s
 local ipairs, pairs, unpack = ipairs, pairs, unpack
 local call, concat, format, sub = redis.call, table.concat, string.format, string.sub
 local floor, max, min = math.floor, math.max, math.min
@@ -49,7 +49,7 @@ local function loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
   local most, taken, own_s = floor((prompt_tokens - 1) / block_tokens), hit, 0
   local queued_s, forbids = instance.loading_ms / 1000, described.limits and #described.tiers > 0
   for _, tier in ipairs(described.tiers) do
-    forbids = forbids and is_dear(tier.token_s, instance.tokens_per_s)
+    forbids = forbids and is_slow(tier.token_s, instance.tokens_per_s)
     local blocks = min(blocks_behind(tier, chain, taken), most - taken)
     if blocks > 0 then
       taken, found[#found + 1] = taken + blocks, format('["%s",%d]', tier.tier, blocks)
