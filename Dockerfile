@@ -1,7 +1,7 @@
 FROM python:3.13-slim AS build
 WORKDIR /src
-# The compiler builds the native relay, and the image does not keep it. Where none can be had, the image has no relay.
-RUN (apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev) || echo "no compiler: no native relay"
+# The compiler builds the native parts, and the image does not keep it. Where none can be had, Python does the same.
+RUN (apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev) || echo "no compiler: no native parts"
 RUN python3 -m venv /opt/dualmap
 # Dependencies first: they change seldom, the layer stays cached while the code changes.
 # Extras, with commas between them: docker build --build-arg EXTRAS=tokens,tracing

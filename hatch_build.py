@@ -1,6 +1,6 @@
-"""Builds the native relay (dualmap/router/relay/relay.c) where there is a C compiler; else a wheel is pure Python.
+"""Builds the native parts (``SOURCES``) where there is a C compiler; else a wheel is pure Python, which does the same.
 
-DUALMAP_NATIVE=no leaves the relay out, and with DUALMAP_NATIVE=yes a build without it fails.
+DUALMAP_NATIVE=no leaves them out, and with DUALMAP_NATIVE=yes a build without them fails.
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("dualmap/router/relay/relay.c")
-NAME = "_relay.abi3.so"
-"""The extension is built for the stable ABI of Python 3.11, so it serves every later Python, too."""
+SOURCES = (
+    Path("dualmap/router/relay/relay.c"),
+    Path("dualmap/scheduling/prompts/hashes.c"),
+)
+
+
+def extension_of(source: Path) -> Path:
+    """The extension beside its source, for the stable ABI of Python 3.11: it serves every later Python, too."""
+    return source.with_name(f"_{source.stem}.abi3.so")
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
@@ -30,26 +36,33 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         choice = os.environ.get("DUALMAP_NATIVE", "auto")
         if choice == "no":
             return
-        source = Path(self.root) / SOURCE
-        if not source.is_file():
-            raise FileNotFoundError(f"{SOURCE} is missing")
         editable = version == "editable"
-        folder = source.parent if editable else self._make_folder()
-        problem = build(source, folder / NAME)
-        if problem is not None:
-            if choice == "yes":
-                raise RuntimeError(f"the native relay cannot be built: {problem}")
-            self.app.display_warning(f"the native relay is not built, streams pass without it: {problem}")
-            return
-        if not editable:
+        root = Path(self.root)
+        folder = root if editable else self._make_folder()
+        built = []
+        for source in SOURCES:
+            if not (root / source).is_file():
+                raise FileNotFoundError(f"{source} is missing")
+            target = folder / extension_of(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            problem = build(root / source, target)
+            if problem is None:
+                built.append(source)
+            elif choice == "yes":
+                raise RuntimeError(f"the native {source.stem} cannot be built: {problem}")
+            else:
+                self.app.display_warning(f"the native {source.stem} is not built, Python does the same: {problem}")
+        if built and not editable:
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["force_include"][str(folder / NAME)] = f"dualmap/router/relay/{NAME}"
+            for source in built:
+                name = extension_of(source)
+                build_data["force_include"][str(folder / name)] = str(name)
             build_data["pure_python"] = False
             build_data["tag"] = f"cp311-abi3-{platform}"
 
     def _make_folder(self) -> Path:
         """A folder that lasts as long as this hook: the wheel is written after ``initialize``."""
-        self._folder = tempfile.TemporaryDirectory(prefix="dualmap-relay-")
+        self._folder = tempfile.TemporaryDirectory(prefix="dualmap-native-")
         return Path(self._folder.name)
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

@@ -61,7 +61,7 @@ is_complete() {
 
 # sources_sum: what an installed environment is made of.
 sources_sum() {
-    for source in pyproject.toml hatch_build.py dualmap/router/relay/relay.c; do
+    for source in pyproject.toml hatch_build.py dualmap/router/relay/relay.c dualmap/scheduling/prompts/hashes.c; do
         [ ! -f "$root/$source" ] || cat "$root/$source"
     done | cksum
 }

@@ -71,7 +71,7 @@ sys.exit(main(["simulate", "--trace", "uniform", "--requests", "20", "--instance
 
 
 @pytest.mark.parametrize("environment", [{"DUALMAP_NATIVE": "no"}, {"CC": "false"}], ids=["unwanted", "no compiler"])
-def test_a_wheel_without_the_native_relay_is_for_every_machine(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_a_wheel_without_native_parts_is_for_every_machine(tmp_path: Path, environment: dict[str, str]) -> None:
     wheel = built("wheel", tmp_path, **environment)
 
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -79,16 +79,17 @@ def test_a_wheel_without_the_native_relay_is_for_every_machine(tmp_path: Path, e
         assert not [name for name in archive.namelist() if name.endswith(".so")]
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the native relay cannot be built here")
-def test_a_wheel_with_the_native_relay_is_for_its_machine_and_every_python(tmp_path: Path) -> None:
+@pytest.mark.skipif(NATIVE is None, reason="native parts cannot be built here")
+def test_a_wheel_with_native_parts_is_for_its_machine_and_every_python(tmp_path: Path) -> None:
     wheel = built("wheel", tmp_path, DUALMAP_NATIVE="yes")
 
     assert "-cp311-abi3-linux_" in wheel.name
     with zipfile.ZipFile(wheel) as archive:
-        assert "dualmap/router/relay/_relay.abi3.so" in archive.namelist()
+        native = {"dualmap/router/relay/_relay.abi3.so", "dualmap/scheduling/prompts/_hashes.abi3.so"}
+        assert native == {name for name in archive.namelist() if name.endswith(".so")}
 
 
-def test_a_build_that_must_have_the_native_relay_fails_without_a_compiler(tmp_path: Path) -> None:
+def test_a_build_that_must_have_native_parts_fails_without_a_compiler(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as failed:
         built("wheel", tmp_path, DUALMAP_NATIVE="yes", CC="false")
 
@@ -101,4 +102,5 @@ def test_a_source_distribution_holds_each_room_once(tmp_path: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
 
     assert {name for name in names if name.endswith("cli/main.py")} == {"dualmap/cli/main.py"}
-    assert {"dualmap/statestore/pool/codec.py", "dualmap/router/relay/relay.c", "hatch_build.py"} <= names
+    assert {"dualmap/statestore/pool/codec.py", "hatch_build.py"} <= names
+    assert {"dualmap/router/relay/relay.c", "dualmap/scheduling/prompts/hashes.c"} <= names

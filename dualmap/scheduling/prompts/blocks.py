@@ -11,7 +11,6 @@ block is believed to hold.
 
 from __future__ import annotations
 
-import struct
 from array import array
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import xxhash
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import NO_EXTRAS, BlockExtras, engine_chain, engine_chain_in_steps
+from dualmap.scheduling.prompts.hashes import Hashed, prefix_hashes
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.values import value
 
@@ -229,7 +229,7 @@ class BlockRule:
         if isinstance(prompt, TokenPrompt):
             return engine_chain(prompt.token_ids, self.token_block_tokens, extras)
         data, block_bytes = prompt.data, self.block_bytes
-        return _text_chain(_prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
+        return _text_chain(prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
 
     def goes_on(self, begins: KnownText, seed: int) -> bool:
         """Whether the blocks of a text's beginning are those of this rule and seed."""
@@ -239,7 +239,7 @@ class BlockRule:
         """The chain of a text whose beginning ``goes_on``: equal to that of the whole text."""
         begins, block_bytes = text.begins, self.block_bytes
         known = begins.hashes[: begins.blocks]
-        more, tail = _prefix_hashes(text.data, known[-1], block_bytes)
+        more, tail = prefix_hashes(text.data, known[-1], block_bytes)
         hashed: Hashed = (*known, *more), tail
         if len(text.data) < block_bytes:  # they fill no block, and are no prompt of their own
             hashed = tuple(known), more[0] if text.data else None
@@ -267,7 +267,7 @@ def continued_chain(head: Chain, rest: bytes, bytes_per_token: float) -> Chain:
     parent = head.hashes[-1] if head.tail_hash is None else head.tail_hash
     seed = xxhash.xxh3_64_intdigest(_SEPARATOR, parent)
     block_bytes = max(1, round(size * DEFAULT_BYTES_PER_TOKEN))
-    hashes, tail = _prefix_hashes(rest, seed, block_bytes)
+    hashes, tail = prefix_hashes(rest, seed, block_bytes)
     tokens = head.prompt_tokens + max(1, round(len(rest) / bytes_per_token))
     if known and len(rest) < block_bytes:  # no full block
         return Chain(tuple(known), size, tokens, hashes[-1], head.key_stride)
@@ -295,26 +295,9 @@ def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block
     return Chain(tuple(hashes[:full_blocks]), block_tokens, max(1, prompt_tokens), tail_hash)
 
 
-Hashed = tuple[tuple[int, ...], int | None]
-"""Hashes of the full blocks, and of what follows them."""
-
-
 def _text_chain(hashed: Hashed, text_bytes: int, block_bytes: int, bytes_per_token: float) -> Chain:
     block_tokens, tokens = round(block_bytes / bytes_per_token), round(text_bytes / bytes_per_token)
     return Chain(hashed[0], block_tokens or 1, tokens or 1, hashed[1])
-
-
-def _prefix_hashes(data: bytes, seed: int, block_bytes: int) -> Hashed:
-    """A prompt shorter than one block is its one block."""
-    digest, parent = xxhash.xxh3_64_intdigest, seed
-    full_bytes = len(data) - len(data) % block_bytes
-    if not full_bytes:
-        return (digest(data, parent),), None
-    hashes = []
-    for (block,) in struct.iter_unpack(f"{block_bytes}s", memoryview(data)[:full_bytes]):
-        parent = digest(block, parent)
-        hashes.append(parent)
-    return tuple(hashes), digest(data[full_bytes:], parent) if full_bytes < len(data) else None
 
 
 def _hash_in_steps(data: bytes, seed: int, block_bytes: int) -> Generator[None, None, Hashed]:
@@ -324,7 +307,7 @@ def _hash_in_steps(data: bytes, seed: int, block_bytes: int) -> Generator[None, 
     for start in range(0, max(1, len(data)), step_bytes):
         if hashes:
             yield
-        step_hashes, tail_hash = _prefix_hashes(data[start : start + step_bytes], parent, block_bytes)
+        step_hashes, tail_hash = prefix_hashes(data[start : start + step_bytes], parent, block_bytes)
         if hashes and len(data) - start < block_bytes:  # a rest that is alone in its step is no block
             return tuple(hashes), step_hashes[0]
         hashes += step_hashes

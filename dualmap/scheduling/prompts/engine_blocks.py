@@ -31,6 +31,7 @@ import orjson
 import xxhash
 
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.prompts.hashes import prefix_hashes
 from dualmap.scheduling.values import value
 
 ROOT: Final = xxhash.xxh3_64_intdigest(b"engine blocks")
@@ -154,15 +155,14 @@ def append_hashes(hashes: array[int], token_bytes: bytes, block_tokens: int, ext
     bytes, that fill none."""
     size = block_tokens * TOKEN_BYTES
     end = len(token_bytes) // size * size
-    digest, usual, at = xxhash.xxh3_64_intdigest, extras.usual, extras.at
     parent = hashes[-1] if hashes else ROOT
-    # ``block_hash`` written out, in one expression: a long prompt has thousands of blocks.
-    blocks = iter_unpack(f"{size}s", token_bytes[:end])
-    if usual or at:
-        numbered = enumerate(blocks, len(hashes))
+    if extras.usual or extras.at:
+        digest, usual, at = xxhash.xxh3_64_intdigest, extras.usual, extras.at
+        # ``block_hash`` written out, in one expression: a long prompt has thousands of blocks.
+        numbered = enumerate(iter_unpack(f"{size}s", token_bytes[:end]), len(hashes))
         hashes.fromlist([parent := digest(block + at.get(place, usual), parent) for place, (block,) in numbered])
-    else:
-        hashes.fromlist([parent := digest(block, parent) for (block,) in blocks])
+    elif end:
+        hashes.extend(prefix_hashes(memoryview(token_bytes)[:end], parent, size)[0])
     return token_bytes[end:]
 
 
