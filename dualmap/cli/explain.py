@@ -112,7 +112,10 @@ def rendered(found: dict[str, Any]) -> RenderableType:
         parts.append(f"{level}: {found['share']}")
     for number, each in enumerate(found["rounds"], 1):
         parts += ["", *_round(number, each)]
-    for wait in found.get("waits", ()):  # a replica of another version may not know them
+    # a replica of another version may know neither of these
+    for name, why in found.get("doubts", {}).items():
+        parts.append(f"  The cache of {name} is only estimated at present: {why}")
+    for wait in found.get("waits", ()):
         parts += ["", f"Held on {wait['instance_id']}:", *(f"  {reason}" for reason in wait["why"])]
     if found.get("waits_unknown"):
         parts.append(found["waits_unknown"])

@@ -95,6 +95,10 @@ def test_a_request_of_a_tenant_tells_its_class_and_share() -> None:
     assert "Level" not in told() and "Class" not in told()
 
 
+def test_a_cache_that_is_only_estimated_is_named_with_its_reason() -> None:
+    assert "  The cache of b is only estimated at present: no replay\n" in told(doubts={"b": "no replay"})
+
+
 def test_a_wait_is_told_in_sentences() -> None:
     wait = {"instance_id": "a", "why": ["Deferred.", "2 requests went before it."]}
 

@@ -18,12 +18,14 @@ from fastapi import APIRouter, Path, Query, Request
 from dualmap.router.admin.auth import key_of
 from dualmap.router.admin.scope import RuntimeParam
 from dualmap.router.errors import NotFoundError
+from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import request_of_response
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.explain import KEPT_EXPLANATIONS, Explanation
 from dualmap.router.requests.explain_costs import costs_of
 from dualmap.router.requests.explain_waits import waits_of
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.statestore.errors import StoreError
 
 routes = APIRouter(prefix="/admin", tags=["explanations"])
 
@@ -78,7 +80,8 @@ async def explain(
     local: LocalOnly = False,
 ) -> dict[str, Any]:
     """One request: its hash key, the figures and the reason of each decision, why it was held (`waits`: when it was
-    deferred, and what went past it, by class and tenant), and the instances that it went to.
+    deferred, and what went past it, by class and tenant), the instances that it went to, and why the cache of a
+    candidate is only estimated at present (`doubts`, where KV events are followed).
 
     Asked of any replica: what it did not place itself it asks of its peers, by the operation address they
     advertise (`router.ops_port`).
@@ -86,8 +89,9 @@ async def explain(
     ids = meant_by(request_id)
     for each in ids:
         if (explanation := _explanation(runtime, each)) is not None:
-            waits = await waits_of(explanation, runtime.pools.pools[explanation.origin.pool])
-            return _as_json(runtime, explanation) | waits
+            pool = runtime.pools.pools[explanation.origin.pool]
+            waits, doubts = await waits_of(explanation, pool), await _doubts_of(explanation, pool)
+            return _as_json(runtime, explanation) | waits | doubts
     gaps: list[str] = []
     if not local:
         answers, gaps = await query_peers(request, runtime, f"/admin/explain/{quote(request_id, safe='')}?local=true")
@@ -142,6 +146,16 @@ def _as_json(runtime: Runtime, explanation: Explanation) -> dict[str, Any]:
         **explanation.to_dict(),
         "rounds": [each.to_dict() | {"costs": costs_of(explanation, each, pool)} for each in explanation.rounds],
     }
+
+
+async def _doubts_of(explanation: Explanation, pool: ServedPool) -> dict[str, Any]:
+    """Why the caches of the candidates are not known exactly, by instance, now; nothing where the store is away."""
+    candidates = {instance_id for each in explanation.rounds for instance_id in each.loads}
+    try:
+        doubts = (await pool.store.overview()).doubts
+    except StoreError:
+        return {}
+    return {"doubts": {name: why for name, why in doubts.items() if name in candidates}}
 
 
 async def _live_record(runtime: Runtime, ids: Sequence[str]) -> StoredRequest | None:

@@ -16,6 +16,7 @@ from dualmap.router.requests.explain import REASONS
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import Outcome
+from dualmap.statestore.kv_views import KvViewStatus
 from tests.router import tools
 from tests.router.admin.peer_server import answering, peer_server
 
@@ -52,6 +53,22 @@ class Lazy(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._loads)
+
+
+async def test_it_says_why_the_cache_of_a_candidate_is_only_estimated(
+    start_runtime: Any, client_of: Any, store: Any
+) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    events = store.pool("default").kv_events
+    await events.renew_subscriber("worker", 60_000)
+    for name, reason in (("a", ""), ("b", "hits of a cache group of kind 'new' are not known")):
+        status = KvViewStatus.ESTIMATE if reason else KvViewStatus.EXACT
+        await events.mark(name, (await events.claim(name, "worker")).fence, status, reason)
+    (await runtime.intake.place(tools.request("x" * 400, request_id="one"))).finish(Outcome.COMPLETED)
+
+    story = (await client_of(runtime).get("/admin/explain/one")).json()
+
+    assert story["doubts"] == {"b": "hits of a cache group of kind 'new' are not known"}
 
 
 async def test_loads_that_are_read_when_they_are_asked_for_are_told_too(start_runtime: Any, client_of: Any) -> None:
