@@ -81,6 +81,9 @@ class Stored:
     kind: str = ""
     """The kind of the cache group, by vLLM's name; empty where the engine reports none."""
     window_tokens: int = 0
+    looks_ahead: bool = False
+    """The engine's names cover tokens after each block too, for a speculative model's draft layers: blocks with equal
+    contents have several names."""
 
 
 @value
@@ -141,6 +144,9 @@ def _event(event: Any) -> Event | None:
 def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
     names = [_name(each) for each in fields["block_hashes"]]
     parent, keys, lora = fields.get("parent_block_hash"), fields.get("extra_keys"), fields.get("lora_name")
+    looks_ahead, size = fields.get("lookahead_token_ids") is not None, int(fields.get("block_size") or 0)
+    if keys and looks_ahead:
+        keys = [_of_block(each, size) for each in keys]
     extras = [encode_extra_keys(each) for each in keys] if keys else []
     if lora and not extras:
         extras = [encode_extra_keys([lora])] * len(names)
@@ -148,7 +154,7 @@ def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
         names,
         None if parent is None else _name(parent),
         array("I", fields.get("token_ids") or ()).tobytes(),
-        block_tokens=int(fields.get("block_size") or 0),
+        block_tokens=size,
         extras=extras,
         tier=tier,
         group=fields.get("group_idx"),
@@ -157,7 +163,13 @@ def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
         adapter=Adapter(lora, int(fields.get("lora_id") or 0)) if lora else None,
         kind=str(fields.get("kv_cache_spec_kind") or ""),
         window_tokens=int(fields.get("kv_cache_spec_sliding_window") or 0),
+        looks_ahead=looks_ahead,
     )
+
+
+def _of_block(keys: Sequence[Any] | None, block_tokens: int) -> list[Any]:
+    """The extra keys of a block, without those of the tokens after it: media that begin there."""
+    return [key for key in keys or () if not (isinstance(key, list | tuple) and key[1] >= block_tokens)]
 
 
 def _tier_of(fields: Mapping[str, Any]) -> Tier | None:

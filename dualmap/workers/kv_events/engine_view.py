@@ -10,12 +10,18 @@ The name of an adapter that is pointed at other weights leaves blocks in the cac
 have the fleet's hashes of the blocks that take their place, but other names: so a hash stands for the last name that
 was stored for it, and a block of an adapter counts as long as its number is the highest that its adapter has had.
 
+An engine with a speculative model may name a block by the tokens after it too (vLLM's ``lookahead_token_ids``). The
+fleet's hash of such a block stands for several names, and is listed as long as one of them is held. The first prompt
+that parts from a known text at the very end of a block is expected to find that block, though its name is another one.
+With several cache groups a block with several names is no hit end: prompts part after it.
+
 Of a hybrid model the view has the blocks of one group of full attention, the *main* one; ``group_holdings`` follows the
 other groups. Blocks at which no hit may end are reported apart.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -54,6 +60,8 @@ class EngineView:
         """The highest number of each adapter."""
         self._last: dict[int, int] = {}
         """The engine's name that was stored last for the fleet's hash of a block with an adapter."""
+        self._same: defaultdict[int, set[int]] | None = None
+        """The engine's names for each hash of a block without an adapter, where it has several; None: one each."""
         self._listed_before: dict[int, bool] = {}
         """Whether each of these hashes was listed when it was first touched since the last change was taken."""
         self._adapters_touched: set[int] = set()
@@ -84,6 +92,8 @@ class EngineView:
                 self._adapters[engine_name] = (fleet_hash, copies)
         self._tiers.restore(names or {})
         self._restore_adapters()
+        if len({block for block, _ in self._device.values()}) < len(self._device):
+            self._same = self._names_by_hash()
         self._holdings = GroupHoldings.restored(names or {})
         if self._holdings is not None:
             self._group, self._block_tokens = self._holdings.main, self._holdings.block_tokens
@@ -206,7 +216,8 @@ class EngineView:
             block = self._device[name][0]
             last = self._last.get(block)  # of a block with an adapter
             if self._holdings.holds(name) and (last is None or (last == name and self._is_listed(block))):
-                states[block] = states.get(block) or self._holdings.is_end(name)
+                is_named_once = self._same is None or len(self._same.get(block, ())) < 2
+                states[block] = states.get(block) or (is_named_once and self._holdings.is_end(name))
             else:
                 states.setdefault(block, None)
         return states
@@ -218,6 +229,9 @@ class EngineView:
         device = self._device
         last = (self._last.get(block) for block in self._listed_before)
         names = {*self._before, *self._holdings.turned(), *(name for name in last if name is not None)}
+        if self._same is not None:
+            touched = {*self._listed_before, *(device[name][0] for name in names if name in device)}
+            names |= {name for block in touched for name in self._same.get(block, ())}
         states: dict[int, bool | None] = dict.fromkeys([*self._removed.values(), *self._listed_before])
         states |= self._states(name for name in names if name in device)
         kept = {block: end for block, end in states.items() if end is not None}
@@ -270,6 +284,8 @@ class EngineView:
         device, before, extras, data = self._device, self._before, event.extras, event.token_bytes
         adapter = None if event.adapter is None else self._known_adapter(event.adapter)
         size, holdings, name_before = event.block_tokens * TOKEN_BYTES, self._holdings, event.parent
+        if event.looks_ahead and self._same is None:
+            self._same = self._names_by_hash()
         for place, name in enumerate(event.names):
             parent = block_hash(parent, data[place * size : (place + 1) * size], extras[place] if extras else b"")
             held = device.get(name)
@@ -279,6 +295,9 @@ class EngineView:
             self._tiers.learn(name, parent)
             if adapter is not None:
                 self._store_of_adapter(name, parent, adapter)
+            elif self._same is not None:
+                self._touch(parent)
+                self._same[parent].add(name)
             if holdings is not None:
                 holdings.link(name, name_before)
                 name_before = name
@@ -319,6 +338,8 @@ class EngineView:
                     self._holdings.unlink(name)
                 if name in self._adapters:
                     self._remove_of_adapter(name, held[0])
+                elif self._same is not None:
+                    self._remove_of_several(name, held[0])
 
     def _clear(self) -> None:
         """Drop the view. The store drops the names of tiers too; they are sent again."""
@@ -328,6 +349,7 @@ class EngineView:
         self._tiers.send_again()
         self._adapters.clear()
         self._last.clear()
+        self._same = None
         self._listed_before.clear()
         self._adapters_touched.clear()
         self._reported.clear()
@@ -335,6 +357,21 @@ class EngineView:
         if self._holdings is not None:
             self._holdings.clear()
         self._cleared = True
+
+    # blocks with several names ------------------------------------------------------------------------------------
+    def _names_by_hash(self) -> defaultdict[int, set[int]]:
+        found: defaultdict[int, set[int]] = defaultdict(set)
+        for name, (block, _) in self._device.items():
+            if name not in self._adapters:
+                found[block].add(name)
+        return found
+
+    def _remove_of_several(self, name: int, block: int) -> None:
+        assert self._same is not None
+        self._touch(block)
+        self._same[block].discard(name)
+        if not self._same[block]:
+            del self._same[block]
 
     # blocks of adapters --------------------------------------------------------------------------------------------
     def _restore_adapters(self) -> None:
@@ -376,10 +413,10 @@ class EngineView:
             self._listed_before[block] = self._is_listed(block)
 
     def _is_listed(self, block: int) -> bool:
-        """Whether a request with the adapter's present weights would hit the block with this hash."""
+        """Whether a request, with the adapter's present weights if it has one, would hit the block with this hash."""
         name = self._last.get(block)
         if name is None:
-            return False
+            return self._same is not None and block in self._same
         adapter, number = self._adapters[name]
         return number >= self._numbers.get(adapter, 0)
 
