@@ -23,10 +23,12 @@ MAY_IMPORT = {
     "cli": {"scheduling", "runtime", "api_bodies", "statestore", "router", "workers", "simulation", "research"},
 }
 FOLDERS = {
-    "scheduling": ("prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "runs", "request"),
+    "scheduling": (
+        "prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "runs", "batches", "request",
+    ),
     "router": (
         "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "answers", "http", "picker",
-        "replica", "admin", "ui", "serving",
+        "replica", "admin", "batches", "ui", "serving",
     ),
     "simulation": (
         "engine", "workload", "figures", "virtual_time", "capacity", "replay", "emulator", "calibrate", "commands",

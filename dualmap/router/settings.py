@@ -112,6 +112,23 @@ class JwtSettings(BaseModel):
         return self
 
 
+class BatchSettings(BaseModel):
+    """Files and batches (OpenAI's Batch API)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    storage: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of files and batches, or a URL of fsspec (s3://bucket/folder), the same for all replicas;"
+        " without it there are none",
+    )
+    max_file_bytes: int = Field(200 << 20, ge=1024, description="largest file that a client uploads, bytes")
+    max_files: int = Field(1000, ge=1, description="files of a tenant at most")
+    max_lines: int = Field(50_000, ge=1, description="requests of a batch at most")
+    max_open: int = Field(100, ge=1, description="batches of a tenant that are not over, at most")
+
+
 class GatewaySettings(BaseModel):
     """A gateway in front of the routers that identifies clients."""
 
@@ -329,6 +346,9 @@ class RouterSettings(BaseModel):
     tracing_share: float = Field(
         0.01, ge=0, le=1, description="share of the requests that are traced where the client did not decide it"
     )
+
+    # batches -------------------------------------------------------------------------------------------------
+    batches: BatchSettings = Field(BatchSettings(), description="files, and requests that nobody waits for")
 
     # recording -----------------------------------------------------------------------------------------------
     record_dir: Path | None = Field(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.embedded import EmbeddedValkey, server_binary
 from dualmap.statestore.errors import StoreConfigurationError
 from dualmap.statestore.memory import MemoryStore
@@ -34,6 +35,10 @@ class Store(Protocol):
     @property
     def allotments(self) -> AllotmentLedger:
         """The ledger of budgets that are divided among pools."""
+
+    @property
+    def batches(self) -> BatchBook:
+        """The files and batches of all tenants."""
 
     async def open(self) -> None: ...
 

@@ -110,6 +110,11 @@ class FleetKeys(PoolKeys):
     tenants_meta = _Key("tenants:meta")
     tenants_history = _Key("tenants:history")
     tenants_allotments = _Key("tenants:allotments")
+    batches = _KeyOf("batches:of:")
+    batch_files = _KeyOf("batches:files:")
+    batches_open = _Key("batches:open")
+    batch_claims = _KeyOf("batches:claims:")
+    batch_done = _KeyOf("batches:done:")
 
     def __init__(self, prefix: str) -> None:
         super().__init__(prefix, "fleet")

@@ -19,6 +19,7 @@ from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
+from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.entered_schema import EnteredSchema
@@ -120,6 +121,10 @@ class ReplicaStore(Protocol):
     @property
     def tenants(self) -> TenantBook:
         """The tenants of all pools."""
+
+    @property
+    def batches(self) -> BatchBook:
+        """The files and batches of all tenants."""
 
     async def open(self) -> None: ...
 

@@ -13,6 +13,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
@@ -25,6 +26,7 @@ from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
 from dualmap.scheduling.tenants.shares import Share
+from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
@@ -160,6 +162,22 @@ async def turns_wait(pool: PoolStore) -> None:
     await pool.runs.admit([replace(turns[0], turn_id="again"), *turns[len(ended) :]], 1300)
 
 
+async def live_through_a_batch(book: BatchBook) -> None:
+    about = {"batch_id": "batch_1", "tenant": "acme", "key": "ci", "endpoint": "/v1/completions"}
+    times = {"completion_window": "24h", "created_s": 1, "expires_s": 2}
+    new = Batch(**about, **times, input_file="file-1")
+    running = replace(new.entered(Status.IN_PROGRESS, 1), lines=40)
+    await book.put_file(
+        FileRecord(file_id="file-1", tenant="acme", name="a", purpose="batch", size_bytes=1, created_s=1)
+    )
+    await book.create(new)
+    await book.change(new, running)
+    for task in ("0", "1"):
+        claim = await book.claim(running, task, "one", 10_000)
+        assert claim is not None
+    assert await book.finish_range(running, claim, RangeDone("p", 16, 0))
+
+
 @pytest.fixture
 async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
     """A client of a server on which a pool lived through everything."""
@@ -171,16 +189,20 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     await live_through_everything(store.pool("default"))
     await store.tenants.change(Edition(), {"acme": b"{}"}, by="ada", action="create", before={}, after={})
     await store.allotments.enter("acme/requests/in_flight", LedgerEntry(), LedgerEntry(1, 8, {"default": 8}))
+    await live_through_a_batch(store.batches)
     await store.close()
     with redis.Redis.from_url(server_url) as client:
         yield client
 
 
 def test_every_key_that_a_fleet_makes_is_described_and_no_other(lived_in: Any) -> None:
-    described = set(re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY|:NAME)?`\]", DESCRIPTION, re.MULTILINE))
+    described = set(
+        re.findall(r"^\| \[`([a-z_:]+?)(?::TIER)?(?::ID|:ROLE|:DAY|:NAME|:TENANT)?`\]", DESCRIPTION, re.MULTILINE)
+    )
 
     names = (re.sub(r"^dualmap:\{(default|fleet)\}:", "", key.decode()) for key in lived_in.scan_iter())
     of_one = "queue|queue_log|run|running|kv|kv_tier|adapters|kv_events|kv_names|least_loaded|request|usage"
+    of_one += "|batches:(?:of|files|claims|done)"
     made = {re.sub(rf"^({of_one}):(?!log|lost).*", r"\1", name) for name in names}
 
     assert made == described

@@ -13,6 +13,7 @@ import hiredis
 import pytest
 import redis
 
+from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueuePlan
@@ -21,6 +22,7 @@ from dualmap.scheduling.runs.turn import RunName, Turn
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.batches.batch_book import BatchBook, Claim, FileRecord
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
 from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
@@ -326,6 +328,62 @@ async def test_a_change_of_tenants_that_was_given_up_changes_nothing_when_it_is_
 
         with pytest.raises(StoreUnavailableError):
             await TENANT_CHANGES[call](book, edition)
+        assert proxy.holds, "the call was under way"
+        proxy.deliver()
+        await _replied(proxy)
+
+        assert b"LATE" in proxy.replies
+        assert _kept(client) == before
+
+
+_NEW = Batch(
+    batch_id="batch_1", tenant="acme", key="ci", endpoint="/v1/completions", input_file="file-1",
+    completion_window="24h", created_s=1, expires_s=2,
+)  # fmt: skip
+_RUNNING = replace(_NEW.entered(Status.IN_PROGRESS, 1), lines=40)
+_FILE = FileRecord(file_id="file-2", tenant="acme", name="a", purpose="batch", size_bytes=1, created_s=1)
+BATCH_READS = frozenset({"file", "files", "batch", "batches", "open", "progress", "claims", "now_s"})
+BATCH_CHANGES: dict[str, Callable[[BatchBook, Claim], Awaitable[Any]]] = {
+    "put_file": lambda book, _: book.put_file(_FILE),
+    "remove_file": lambda book, _: book.remove_file("acme", "file-1"),
+    "create": lambda book, _: book.create(replace(_NEW, batch_id="batch_2")),
+    "change": lambda book, _: book.change(_RUNNING, _RUNNING.cancelled(2)),
+    "claim": lambda book, _: book.claim(_RUNNING, "1", "late", 60_000),
+    "renew": lambda book, claim: book.renew(claim, 90_000),
+    "give_back": lambda book, claim: book.give_back(claim),
+    "finish_range": lambda book, claim: book.finish_range(_RUNNING, claim, RangeDone("late", 16, 0)),
+}
+
+
+async def _batch_book(store: RedisStore) -> tuple[BatchBook, Claim]:
+    """A book in which every call has something to change."""
+    book = store.batches
+    await book.put_file(replace(_FILE, file_id="file-1"))
+    await book.create(_NEW)
+    assert await book.change(_NEW, _RUNNING)
+    claim = await book.claim(_RUNNING, "0", "one", 60_000)
+    assert claim is not None
+    return book, claim
+
+
+def test_every_call_of_the_book_of_batches_is_known_to_read_or_is_tried_late() -> None:
+    book = MemoryStore(SCHEDULING).batches
+
+    assert {call for call in dir(book) if not call.startswith("_")} == BATCH_READS | BATCH_CHANGES.keys()
+
+
+@pytest.mark.parametrize("call", sorted(BATCH_CHANGES))
+async def test_a_change_of_batches_that_was_given_up_changes_nothing_when_it_is_delivered(
+    call: str, store: RedisStore, proxy: HoldingProxy, server_url: str
+) -> None:
+    with redis.Redis.from_url(server_url) as client:
+        client.flushdb()
+        book, claim = await _batch_book(store)
+        proxy.mark = OF_A_SCRIPT
+        before = _kept(client)
+
+        with pytest.raises(StoreUnavailableError):
+            await BATCH_CHANGES[call](book, claim)
         assert proxy.holds, "the call was under way"
         proxy.deliver()
         await _replied(proxy)

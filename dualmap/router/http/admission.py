@@ -28,6 +28,7 @@ from dualmap.router.errors import (
 from dualmap.router.http.doubled_fields import CLASS_FIELDS, RULED_FIELDS, doubled_fields
 from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
 from dualmap.router.http.paths import (
+    FILES_PATH,
     INFERENCE_PATHS,
     forbidden_path_finder,
     is_inference,
@@ -61,6 +62,8 @@ from dualmap.scheduling.settings import MAX_SLO_S
 log = logging.getLogger(__name__)
 
 OPS_BODY_BYTES: Final = 512 << 10
+FORM_BYTES: Final = 64 << 10
+"""What a form may have beside its file."""
 """Largest body of a request that the ASGI app serves: the app parses it at once, in any shape."""
 
 UNKNOWN_CALLER_BYTES: Final = 4 << 20
@@ -85,8 +88,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
 _random = Random(os.urandom(32))
 
 
-def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_paths: Iterable[str] = ()) -> HeadCheck:
-    """The rule for heads: who may send what, and how long a body may follow."""
+def make_head_check(
+    tenants: TenantDirectory, *, max_body_bytes: int, max_file_bytes: int = 0, forbidden_paths: Iterable[str] = ()
+) -> HeadCheck:
+    """The rule for heads: who may send what, and how long a body may follow. ``max_file_bytes``: of a file that a
+    client uploads; 0: none takes files."""
     is_forbidden = forbidden_path_finder(forbidden_paths)
 
     def check_head(request: ClientRequest) -> int:
@@ -110,6 +116,8 @@ def make_head_check(tenants: TenantDirectory, *, max_body_bytes: int, forbidden_
             return max_body_bytes if request.caller_known is None else min(max_body_bytes, UNKNOWN_CALLER_BYTES)
         if (encoding := content_encoding(request)) is not None:
             raise UnsupportedEncodingError(f"content-encoding {encoding} is not supported; send the body as it is")
+        if path == FILES_PATH and method == "POST" and max_file_bytes:
+            return max_file_bytes + FORM_BYTES
         return min(OPS_BODY_BYTES, max_body_bytes)
 
     return check_head

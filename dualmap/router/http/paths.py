@@ -66,19 +66,26 @@ ABORT_PATH = "/inference/v1/abort_requests"
 INFERENCE_PATHS = SCHEDULED_PATHS | PASSTHROUGH_PATHS
 """The known paths that go to an instance, as do those for stored responses, and unknown ones."""
 
+FILES_PATH: Final = "/v1/files"
+BATCHES_PATH: Final = "/v1/batches"
 _STORED_RESPONSES = RESPONSES_PATH + "/"
 _OWN_PATHS: Final = frozenset(
     {
         "/", "/admin", "/docs", "/favicon.ico", "/health", "/load", "/metrics", "/openapi.json", "/ping", "/ready",
-        "/redoc", "/ui", "/v1/models", "/v1/usage", "/version", COUNTS_PATH, ABORT_PATH,
+        "/redoc", "/ui", BATCHES_PATH, FILES_PATH, "/v1/models", "/v1/usage", "/version", COUNTS_PATH, ABORT_PATH,
         METASERVER_FOLDER.rstrip("/"),
         *ENGINE_CONTROL_PATHS,
     }
 )  # fmt: skip
-_OWN_FOLDERS: Final = ("/admin/", "/docs/", "/metrics/", "/ui/", "/v1/models/", METASERVER_FOLDER)
+_OWN_FOLDERS: Final = (
+    "/admin/", "/docs/", "/metrics/", "/ui/", f"{BATCHES_PATH}/", f"{FILES_PATH}/", "/v1/models/", METASERVER_FOLDER,
+)  # fmt: skip
 _ANY_METHOD: Final = "GET, POST, PUT, PATCH, DELETE, OPTIONS"
 
-NAME_FOLDERS: Final = (*_OWN_FOLDERS, _STORED_RESPONSES, "/v1/files/")
+_CLIENT_PATHS: Final = frozenset({BATCHES_PATH, FILES_PATH, "/v1/models", "/v1/usage"})
+_CLIENT_FOLDERS: Final = (f"{BATCHES_PATH}/", f"{FILES_PATH}/", "/v1/models/")
+
+NAME_FOLDERS: Final = (*_OWN_FOLDERS, _STORED_RESPONSES)
 """Folders of names that clients or operators chose: an escaped slash in what follows is part of a name."""
 
 _ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")
@@ -199,8 +206,9 @@ def methods_of(path: str) -> str:
 
 
 def needs_api_key(path: str) -> bool:
-    """True for the paths of models' clients: inference, and models and usage, which the ASGI app serves."""
-    return is_inference(path) or path in ("/v1/models", "/v1/usage") or path.startswith("/v1/models/")
+    """True for the paths of models' clients: inference, and models, usage, files and batches, which the ASGI app
+    serves."""
+    return is_inference(path) or path in _CLIENT_PATHS or path.startswith(_CLIENT_FOLDERS)
 
 
 def needs_admin(path: str) -> bool:

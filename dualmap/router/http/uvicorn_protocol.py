@@ -26,8 +26,12 @@ def http_protocol(
     """
     settings = plane.settings
     limit_of = connection_limit_finder(settings.max_connections, ops_port)
+    batches = settings.batches
     check_head = make_head_check(
-        plane.tenants, max_body_bytes=settings.max_body_bytes, forbidden_paths=settings.forbidden_paths
+        plane.tenants,
+        max_body_bytes=settings.max_body_bytes,
+        max_file_bytes=0 if batches.storage is None else batches.max_file_bytes,
+        forbidden_paths=settings.forbidden_paths,
     )
     if not inference:
         why = "this port takes no inference; send it to the gateway that asks this picker"

@@ -28,6 +28,8 @@ from dualmap.router.admin import (
 )
 from dualmap.router.admin import settings as fleet_settings
 from dualmap.router.admin.auth import admin_finder, caller_of, require_caller
+from dualmap.router.batches import routes as batch_routes
+from dualmap.router.batches.service import Batches
 from dualmap.router.errors import (
     InvalidRequestError,
     MethodNotAllowedError,
@@ -65,8 +67,9 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 _ADMIN = (instances, models, tenants, inspection, explanations, served_traffic, fleet_settings, engine_control, usage)
 
 
-def create_app(runtime: Runtime) -> FastAPI:
-    """The app over a started or starting runtime; it starts and stops nothing itself."""
+def create_app(runtime: Runtime, batches: Batches | None = None) -> FastAPI:
+    """The app over a started or starting runtime; it starts and stops nothing itself. ``batches``: None where no files
+    are kept."""
     settings = runtime.context.settings
     # No redirects: they would contain the host that the client sent.
     app = FastAPI(
@@ -74,6 +77,7 @@ def create_app(runtime: Runtime) -> FastAPI:
         docs_url=None, redoc_url=None,
     )  # fmt: skip
     app.state.runtime = runtime
+    app.state.batches = batches
     app.state.started_unix_s = int(time.time())
     _answer_errors(app)
     _add_operation(app, runtime)
@@ -82,6 +86,7 @@ def create_app(runtime: Runtime) -> FastAPI:
     for part in _ADMIN:
         app.include_router(part.routes, dependencies=[needs_admin])
     app.include_router(usage.own_routes)
+    app.include_router(batch_routes.routes)
     if settings.ui:
         add_ui(app, runtime, needs_admin)
     return app

@@ -20,6 +20,8 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 
 from dualmap.router.admin.exposure import require_closed_admin
+from dualmap.router.batches.runner import BatchRunner
+from dualmap.router.batches.service import open_batches
 from dualmap.router.errors import RouterError, ShuttingDownError
 from dualmap.router.http import ClientConnection, DataPlane, build_data_plane, http_protocol
 from dualmap.router.relay.relay import NATIVE
@@ -37,6 +39,7 @@ from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.connect import open_store
 from dualmap.statestore.port import ReplicaStore
 from dualmap.statestore.settings import StoreSettings
@@ -140,11 +143,12 @@ async def serve(
                     trust=trust, replica_id=replica_id, info=info, pairs_legs=door is not None, tenants=tenants,
                 )  # fmt: skip
                 runtime.certificates += [followed] if followed is not None else []
-                await _serve(runtime, listeners, tls, shutdown, wait, on_ready, door)
+                await _serve(runtime, opened.batches, listeners, tls, shutdown, wait, on_ready, door)
 
 
 async def _serve(
     runtime: Runtime,
+    book: BatchBook,
     listeners: Sequence[socket.socket],
     tls: ssl.SSLContext | None,
     shutdown: _Shutdown,
@@ -162,10 +166,11 @@ async def _serve(
         draining=lambda: runtime.context.draining,
         memory_bytes=memory_bytes(),
     )
+    batches = open_batches(settings.batches, book)
     door = make_door(runtime, plane) if make_door is not None else None
     ports = [port_of(listener) for listener in listeners]
     config = uvicorn.Config(
-        cast(Any, create_app(runtime)),
+        cast(Any, create_app(runtime, batches)),
         http=cast(Any, http_protocol(plane, ops_port=ports[1] if len(ports) > 1 else None, inference=door is None)),
         ws="none",
         lifespan="off",
@@ -180,6 +185,8 @@ async def _serve(
         if not runtime.joined:
             return  # the process was stopped before the store answered
         runtime.keep_running("chronicle", Chronicler(runtime).run)
+        if batches is not None:
+            runtime.keep_running("batches", BatchRunner(runtime, plane, batches).run)
         if door is not None:
             ports = [await door.start(), *ports]
         servers = [_Server(config, tls if listener is listeners[0] else None) for listener in listeners]

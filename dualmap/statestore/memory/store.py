@@ -9,6 +9,7 @@ from typing import Any
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.steps import at_once
+from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.call_values import Membership
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.memory.calls import MemoryCalls
@@ -39,6 +40,7 @@ class MemoryStore:
         self._pools: dict[str, PoolStore] = {}
         self.tenants = TenantBook(FleetKeys(prefix), self._calls)
         self.allotments = AllotmentLedger(FleetKeys(prefix), self._calls)
+        self.batches = BatchBook(FleetKeys(prefix), self._calls)
 
     async def open(self) -> None:
         """Nothing to connect to."""

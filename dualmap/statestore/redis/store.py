@@ -9,6 +9,7 @@ from typing import Any
 
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.errors import StoreConfigurationError, StoreError, StoreUnavailableError
 from dualmap.statestore.keys import FleetKeys, PoolKeys
 from dualmap.statestore.pool.pool_store import PoolStore
@@ -49,6 +50,7 @@ class RedisStore:
         fleet = FleetKeys(settings.prefix)
         self.tenants = TenantBook(fleet, self.calls(fleet.pool))
         self.allotments = AllotmentLedger(fleet, self.calls(fleet.pool))
+        self.batches = BatchBook(fleet, self.calls(fleet.pool))
 
     def calls(self, pool: str) -> WireCalls:
         """Calls to the server that has the pool."""

@@ -1,0 +1,114 @@
+"""The client of a line: nobody, who keeps the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import httptools
+import orjson
+
+from dualmap.router.errors import RouterError, error_body
+from dualmap.router.http.downstream import ByteSource
+from dualmap.router.http.heads import Header
+
+if TYPE_CHECKING:
+    from dualmap.router.http.answer_driver import AnswerDriver
+
+
+class LineClient:
+    """A ``Downstream`` for one answer that does not stream, read back from its bytes."""
+
+    page_fields: Sequence[Header] = ()
+    http_10 = False
+    bodiless = False
+    committed = False
+    gone = False
+    between_events = False
+    file = -1
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.received_s = asyncio.get_running_loop().time()
+        self.status = 0
+        """The status of the answer; 0: there is none."""
+        self.retry_after_s: float | None = None
+        """When the router would take the request, where it refused it for now."""
+        self.is_whole = False
+        self._parser = httptools.HttpResponseParser(self)
+        self._body = bytearray()
+        self._request_id = b""
+
+    @property
+    def request_id(self) -> str:
+        return self._request_id.decode("latin-1")
+
+    def body(self) -> dict[str, Any] | None:
+        """The JSON object of the answer; None where it is none."""
+        try:
+            read = orjson.loads(bytes(self._body))
+        except orjson.JSONDecodeError:
+            return None
+        return read if isinstance(read, dict) else None
+
+    def used_tokens(self) -> int | None:
+        """The tokens of prompt and answer, as its instance reported them; None where it has no answer."""
+        usage = (self.body() or {}).get("usage") if self.status == 200 else None
+        tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
+        return tokens if isinstance(tokens, int) else None
+
+    # callbacks of the parser ---------------------------------------------------------------------------------
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"x-request-id":
+            self._request_id = value
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        self._body += piece
+
+    def on_message_complete(self) -> None:
+        self.is_whole = True
+
+    # Downstream ----------------------------------------------------------------------------------------------
+    def keeps_alive(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def write_head(self, head: bytes) -> None:
+        self.committed = True
+        self.write(head)
+
+    def refuse(self, error: RouterError, fields: Iterable[Header] = ()) -> None:
+        if self.committed:
+            return self.abort()
+        self.committed = self.is_whole = True
+        self.status, self.retry_after_s = error.status, error.retry_after_s
+        self._request_id = dict(fields).get(b"x-request-id", b"")
+        self._body = bytearray(orjson.dumps(error_body(error, self.path)))
+        return None
+
+    def set_source(self, source: ByteSource | None) -> None: ...
+
+    def close_after(self) -> None: ...
+
+    def abort(self) -> None:
+        self.is_whole = False
+
+    def cut_off(self, error: RouterError) -> bool:
+        return False
+
+    def break_off(self, last_words: bytes) -> None:
+        self.abort()
+
+    def may_lend(self) -> bool:
+        return False
+
+    def lend(self, to: AnswerDriver) -> None:
+        raise AssertionError("it has no file")
+
+    def end_loan(self) -> None: ...

@@ -1,0 +1,106 @@
+"""One line of a batch, run as a request of this replica that no client waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from dualmap.api_bodies.batch_lines import BatchLine, answer_line, failed_line
+from dualmap.router.batches.line_client import LineClient
+from dualmap.router.batches.plan import PlannedLine
+from dualmap.router.batches.room import LineRoom
+from dualmap.router.errors import InvalidApiKeyError
+from dualmap.router.http.forward import serve_inference
+from dualmap.router.http.plane import DataPlane
+from dualmap.router.http.request_reader import ClientRequest
+from dualmap.runtime.clock import Clock
+from dualmap.scheduling.backoff import backoff_s
+from dualmap.scheduling.batches.batch import Batch
+from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.scheduling.values import value
+
+BATCH_CLASS: Final = b"batch"
+"""The priority class that lines ask for. Where the pool has none of this name, they have the usual one."""
+SLO_MS: Final = b"3600000"
+"""The time to first token that a line asks for: none is late."""
+TRIES: Final = 4
+"""Times that a line is run which fails by the fleet's doing."""
+_FIRST_WAIT_S: Final = 0.5
+_LONGEST_WAIT_S: Final = 30.0
+_FAILED_BY_FLEET: Final = frozenset({0, 500, 502, 503, 504})
+_FOR_NOW: Final = frozenset({429, 503})
+"""Statuses of refusals that say when the request would be taken."""
+
+
+@value
+class LineResult:
+    """What came of a line: its text in the file of answers, or in that of errors."""
+
+    is_answer: bool
+    text: bytes
+
+
+class LineRunner:
+    """Runs lines as there is room."""
+
+    def __init__(self, plane: DataPlane, room: LineRoom, clock: Clock) -> None:
+        self._plane = plane
+        self._room = room
+        self._clock = clock
+
+    async def run(
+        self, batch: Batch, planned: PlannedLine, line: BatchLine, ends: Callable[[], bool]
+    ) -> LineResult | None:
+        """The result of a line; None where its batch ``ends`` before it could be run. Answers that break off, or fail
+        in the fleet, are tried again; what the fleet refuses for now waits."""
+        line_id, tries, refusals = line_id_of(batch, planned.number), 0, 0
+        while True:
+            async with self._room.place():
+                if ends():
+                    return None
+                client = await self._send(batch, line_id, line)
+            if client.status in _FOR_NOW and client.retry_after_s is not None:
+                refusals += 1
+                waits_s = backoff_s(refusals, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S)
+                await self._clock.sleep(max(waits_s, min(client.retry_after_s, _LONGEST_WAIT_S)))
+                continue
+            tries += 1
+            failed = client.status in _FAILED_BY_FLEET or not client.is_whole
+            if not failed or tries >= TRIES:
+                return _result_of(line_id, line, client)
+            await self._clock.sleep(backoff_s(tries, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S))
+
+    async def _send(self, batch: Batch, line_id: str, line: BatchLine) -> LineClient:
+        client = LineClient(batch.endpoint)
+        fields = [
+            (b"content-type", b"application/json"),
+            (b"x-request-id", line_id.encode()),
+            (b"x-dualmap-priority", BATCH_CLASS),
+            (b"x-slo-ttft-ms", SLO_MS),
+        ]
+        request = ClientRequest("POST", batch.endpoint, b"", fields, False, True, body=orjson.dumps(line.body))
+        if batch.tenant:
+            tenant = self._plane.tenants.tenants.get(batch.tenant)
+            if tenant is None:
+                client.refuse(InvalidApiKeyError(f"tenant {batch.tenant} was removed"))
+                return client
+            request.caller = Caller(tenant, batch.key)
+        await serve_inference(request, client, self._plane)
+        tokens = client.used_tokens()
+        if tokens is not None:
+            self._room.learn(tokens)
+        return client
+
+
+def line_id_of(batch: Batch, number: int) -> str:
+    """The id of a line: the same whoever runs it, and however often."""
+    return f"batch_req_{batch.batch_id.removeprefix('batch_')}_{number}"
+
+
+def _result_of(line_id: str, line: BatchLine, client: LineClient) -> LineResult:
+    if not client.is_whole or not client.status:
+        return LineResult(False, failed_line(line_id, line.custom_id, "no_answer", "its answer broke off at every try"))
+    text = answer_line(line_id, line.custom_id, client.status, client.request_id, client.body())
+    return LineResult(client.status == 200, text)

@@ -1,0 +1,149 @@
+"""What clients may do with files and batches. Each sees those of its own tenant alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import BinaryIO, Final
+
+from dualmap.api_bodies.batch_lines import ENDPOINTS
+from dualmap.router.batches.new_ids import is_id, new_batch_id, new_file_id
+from dualmap.router.batches.storage import BatchStorage, file_name
+from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from dualmap.router.settings import BatchSettings
+from dualmap.scheduling.batches.batch import Batch, BatchTransitionError, Progress
+from dualmap.scheduling.tenants.tenant import Caller
+from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
+
+INPUT_PURPOSE: Final = "batch"
+_WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
+_SECONDS: Final = {"m": 60, "h": 3600, "d": 86400}
+_LONGEST_WINDOW_S: Final = 30 * 86400
+_MOST_METADATA: Final = 16
+_CHANGES: Final = 8
+"""Times that a change is tried while others change the same batch."""
+
+
+class Batches:
+    """The files and batches of a fleet."""
+
+    def __init__(self, storage: BatchStorage, book: BatchBook, settings: BatchSettings) -> None:
+        self.storage = storage
+        self.book = book
+        self.settings = settings
+
+    # files -------------------------------------------------------------------------------------------------------
+    async def upload(self, caller: Caller | None, name: str, purpose: str, source: BinaryIO) -> FileRecord:
+        if purpose != INPUT_PURPOSE:
+            raise InvalidRequestError(f"purpose must be {INPUT_PURPOSE!r}: files are for batches here", param="purpose")
+        tenant = tenant_of(caller)
+        if len(await self.book.files(tenant)) >= self.settings.max_files:
+            raise RateLimitError(f"there are {self.settings.max_files} files already; delete some", param="file")
+        file_id = new_file_id()
+        size_bytes = await self.storage.copy_in(file_name(file_id), source)
+        file = FileRecord(
+            file_id=file_id,
+            tenant=tenant,
+            name=name[:_LONGEST_NAME],
+            purpose=purpose,
+            size_bytes=size_bytes,
+            created_s=await self.book.now_s(),
+        )
+        await self.book.put_file(file)
+        return file
+
+    async def file(self, caller: Caller | None, file_id: str) -> FileRecord:
+        found = await self.book.file(tenant_of(caller), file_id) if is_id(file_id) else None
+        if found is None:
+            raise NotFoundError(f"there is no file {file_id[:64]!r}; GET /v1/files lists yours", param="file_id")
+        return found
+
+    async def delete(self, caller: Caller | None, file_id: str) -> None:
+        file = await self.file(caller, file_id)
+        for batch in await self.book.batches(file.tenant):
+            if batch.input_file == file_id and not batch.is_over:
+                raise ConflictError(f"batch {batch.batch_id} reads the file; cancel it first", param="file_id")
+        await self.book.remove_file(file.tenant, file_id)
+        await self.storage.remove([file_name(file_id)])
+
+    # batches -----------------------------------------------------------------------------------------------------
+    async def create(
+        self, caller: Caller | None, input_file: str, endpoint: str, window: str, metadata: Mapping[str, str]
+    ) -> Batch:
+        if endpoint not in ENDPOINTS:
+            raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+        if len(metadata) > _MOST_METADATA:
+            raise InvalidRequestError(f"metadata has more than {_MOST_METADATA} pairs", param="metadata")
+        window_s = _seconds_of(window)
+        file = await self.file(caller, input_file)
+        if file.purpose != INPUT_PURPOSE:
+            raise InvalidRequestError("the file was not uploaded with purpose 'batch'", param="input_file_id")
+        opened = sum(not each.is_over for each in await self.book.batches(file.tenant))
+        if opened >= self.settings.max_open:
+            raise RateLimitError(f"{opened} batches are not over yet; wait for some of them, or cancel them")
+        now_s = await self.book.now_s()
+        batch = Batch(
+            batch_id=new_batch_id(),
+            tenant=file.tenant,
+            key="" if caller is None else caller.key,
+            endpoint=endpoint,
+            input_file=input_file,
+            completion_window=window,
+            created_s=now_s,
+            expires_s=now_s + window_s,
+            metadata=dict(metadata),
+        )
+        await self.book.create(batch)
+        return batch
+
+    async def batch(self, caller: Caller | None, batch_id: str) -> Batch:
+        found = await self.book.batch(tenant_of(caller), batch_id) if is_id(batch_id) else None
+        if found is None:
+            raise NotFoundError(f"there is no batch {batch_id[:64]!r}; GET /v1/batches lists yours", param="batch_id")
+        return found
+
+    async def batches(self, caller: Caller | None) -> Sequence[Batch]:
+        return await self.book.batches(tenant_of(caller))
+
+    async def progress(self, batch: Batch) -> Progress:
+        return Progress() if batch.is_over else await self.book.progress(batch)
+
+    async def cancel(self, caller: Caller | None, batch_id: str) -> Batch:
+        for _ in range(_CHANGES):
+            batch = await self.batch(caller, batch_id)
+            try:
+                cancelled = batch.cancelled(await self.book.now_s())
+            except BatchTransitionError as error:
+                raise ConflictError(f"batch {batch_id} is {batch.status}, and cannot be cancelled") from error
+            if await self.book.change(batch, cancelled):
+                return cancelled
+        raise ConflictError(f"batch {batch_id} is changed by others again and again; try again")
+
+
+def open_batches(settings: BatchSettings, book: BatchBook) -> Batches | None:
+    """None where no storage is configured. Raises ValueError where it cannot be used."""
+    if settings.storage is None:
+        return None
+    try:
+        storage = BatchStorage(settings.storage)
+    except ImportError as error:
+        raise ValueError(f"router.batches.storage: {error}; install that package") from error
+    return Batches(storage, book, settings)
+
+
+def tenant_of(caller: Caller | None) -> str:
+    return "" if caller is None else caller.tenant.name
+
+
+_LONGEST_NAME: Final = 255
+
+
+def _seconds_of(window: str) -> int:
+    """The completion window in seconds. Raises InvalidRequestError."""
+    found = _WINDOW.fullmatch(window)
+    window_s = 0 if found is None else int(found[1]) * _SECONDS[found[2]]
+    if not 0 < window_s <= _LONGEST_WINDOW_S:
+        raise InvalidRequestError(
+            "completion_window must be a time up to 30d, such as 24h or 90m", param="completion_window"
+        )
+    return window_s

@@ -1,0 +1,223 @@
+"""The book of files and batches: what there is, what is under way, and by whom.
+
+Only positions and states are here; the bytes of files lie in the storage of the replicas
+(``router.batches.storage``). Whoever works on a batch claims a *task* of it: a range of lines, its plan, or its end. A
+claim is a lease, so that the task of a replica that died is claimed by another one, and its result counts only as long
+as the claim stands and the batch is in the state that it was claimed in. So each range is reported once, whoever was
+killed when, and nothing is added to a batch that is over.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from dualmap.scheduling.batches.batch import Batch, Progress, RangeDone, Status
+from dualmap.statestore.keys import FleetKeys
+from dualmap.statestore.leases import lease_runs
+from dualmap.statestore.pool.calls import Calls, Command
+from dualmap.statestore.pool.changes import Change, Changes
+from dualmap.statestore.pool.codec import pairs_from
+from dualmap.statestore.pool.readable import checks_replies, each_readable
+
+PLAN: Final = "plan"
+"""The task of checking the input file and of dividing it into ranges."""
+END: Final = "end"
+"""The task of writing the files of answers and errors."""
+
+_encode: Final = msgspec.json.Encoder(order="deterministic").encode
+_batch_from: Final = msgspec.json.Decoder(Batch).decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """A file of a tenant."""
+
+    file_id: str
+    tenant: str
+    name: str
+    purpose: str
+    size_bytes: int
+    created_s: int
+
+
+_file_from: Final = msgspec.json.Decoder(FileRecord).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to do one task of a batch, while its lease runs."""
+
+    batch_id: str
+    task: str
+    token: str
+    """Another one for each claim."""
+    text: bytes
+    """The claim as it was last written."""
+
+
+class BatchBook(Changes):
+    """The book of a fleet."""
+
+    def __init__(self, keys: FleetKeys, calls: Calls) -> None:
+        super().__init__(keys, calls)
+        self._names: Final = keys
+
+    # files -------------------------------------------------------------------------------------------------------
+    @checks_replies
+    async def put_file(self, file: FileRecord) -> None:
+        key = self._names.batch_files(file.tenant)
+        await self._make(Change((("HSET", key, file.file_id, _encode(file)),)))
+
+    @checks_replies
+    async def file(self, tenant: str, file_id: str) -> FileRecord | None:
+        """A file of the tenant; None for another one's, as for one that does not exist."""
+        text = await self._calls.command("HGET", self._names.batch_files(tenant), file_id)
+        return None if text is None else _file_from(text)
+
+    @checks_replies
+    async def files(self, tenant: str) -> Sequence[FileRecord]:
+        """The files of a tenant, the latest first."""
+        found = pairs_from(await self._calls.command("HGETALL", self._names.batch_files(tenant)))
+        read = each_readable(found, lambda _, text: _file_from(text)).values()
+        return sorted(read, key=lambda each: (each.created_s, each.file_id), reverse=True)
+
+    @checks_replies
+    async def remove_file(self, tenant: str, file_id: str) -> bool:
+        made = await self._make(Change((("HDEL", self._names.batch_files(tenant), file_id),)))
+        return made is not None and bool(made[1])
+
+    # batches -----------------------------------------------------------------------------------------------------
+    @checks_replies
+    async def create(self, batch: Batch) -> None:
+        keys = self._names
+        await self._make(
+            Change(
+                (
+                    ("HSET", keys.batches(batch.tenant), batch.batch_id, _encode(batch)),
+                    ("HSET", keys.batches_open, batch.batch_id, batch.tenant),
+                )
+            )
+        )
+
+    @checks_replies
+    async def batch(self, tenant: str, batch_id: str) -> Batch | None:
+        """A batch of the tenant; None for another one's, as for one that does not exist."""
+        text = await self._calls.command("HGET", self._names.batches(tenant), batch_id)
+        return None if text is None else _batch_from(text)
+
+    @checks_replies
+    async def batches(self, tenant: str) -> Sequence[Batch]:
+        """The batches of a tenant, the latest first."""
+        found = pairs_from(await self._calls.command("HGETALL", self._names.batches(tenant)))
+        read = each_readable(found, lambda _, text: _batch_from(text)).values()
+        return sorted(read, key=lambda each: (each.created_s, each.batch_id), reverse=True)
+
+    @checks_replies
+    async def open(self) -> Mapping[str, str]:
+        """The batches that are not over, with their tenants."""
+        found = pairs_from(await self._calls.command("HGETALL", self._names.batches_open))
+        return each_readable(found, lambda _, tenant: tenant.decode())
+
+    @checks_replies
+    async def change(self, former: Batch, new: Batch, files: Sequence[FileRecord] = ()) -> bool:
+        """Write a batch as it is now, and files that belong to it; False where ``former`` does not stand any more."""
+        keys, batch_id = self._names, former.batch_id
+        own = keys.batches(former.tenant)
+        commands: list[Command] = [("HSET", own, batch_id, _encode(new))]
+        commands += [("HSET", keys.batch_files(each.tenant), each.file_id, _encode(each)) for each in files]
+        if new.is_over:
+            commands.append(("HDEL", keys.batches_open, batch_id))
+            commands.append(("DEL", keys.batch_claims(batch_id), keys.batch_done(batch_id)))
+        return await self._make(Change(commands, ((own, batch_id, _encode(former)),))) is not None
+
+    @checks_replies
+    async def progress(self, batch: Batch) -> Progress:
+        """The ranges that are done, of a batch that is not over."""
+        found = pairs_from(await self._calls.command("HGETALL", self._names.batch_done(batch.batch_id)))
+        return Progress({int(number): _done_from(text) for number, text in found.items()})
+
+    # tasks -------------------------------------------------------------------------------------------------------
+    @checks_replies
+    async def claims(self, batch: Batch) -> frozenset[str]:
+        """The tasks of a batch whose claims stand."""
+        found = pairs_from(await self._calls.command("HGETALL", self._names.batch_claims(batch.batch_id)))
+        now_ms = await self._calls.now_ms()
+        return frozenset(task.decode() for task, text in found.items() if _stands(text, now_ms))
+
+    @checks_replies
+    async def claim(self, batch: Batch, task: str, owner: str, lease_ms: int) -> Claim | None:
+        """Claim a task of a batch; None where somebody else has it, or the batch is not as it was any more."""
+        key = self._names.batch_claims(batch.batch_id)
+        former = await self._calls.command("HGET", key, task)
+        now_ms = await self._calls.now_ms()
+        if former is not None and _stands(former, now_ms):
+            return None
+        token = secrets.token_hex(6)
+        text = _encode((owner, token, now_ms + lease_ms, lease_ms))
+        standing = ((key, task, former), self._as_read(batch))
+        made = await self._make(Change((("HSET", key, task, text),), standing))
+        return None if made is None else Claim(batch.batch_id, task, token, text)
+
+    @checks_replies
+    async def renew(self, claim: Claim, lease_ms: int) -> Claim | None:
+        """The claim with a new lease; None where it does not stand any more."""
+        key, now_ms = self._names.batch_claims(claim.batch_id), await self._calls.now_ms()
+        owner = msgspec.json.decode(claim.text)[0]
+        text = _encode((owner, claim.token, now_ms + lease_ms, lease_ms))
+        made = await self._make(Change((("HSET", key, claim.task, text),), ((key, claim.task, claim.text),)))
+        return None if made is None else Claim(claim.batch_id, claim.task, claim.token, text)
+
+    @checks_replies
+    async def give_back(self, claim: Claim) -> None:
+        """Let others claim a task that is not done."""
+        key = self._names.batch_claims(claim.batch_id)
+        await self._make(Change((("HDEL", key, claim.task),), ((key, claim.task, claim.text),)))
+
+    @checks_replies
+    async def finish_range(self, batch: Batch, claim: Claim, done: RangeDone) -> bool:
+        """Report a claimed range; False where the claim does not stand any more, or the batch is ending: then nothing
+        of it counts."""
+        keys, number = self._names, claim.task
+        claims, own = keys.batch_claims(batch.batch_id), keys.batches(batch.tenant)
+        for _ in range(2):
+            text = await self._calls.command("HGET", own, batch.batch_id)
+            if text is None or _batch_from(text).status not in (Status.IN_PROGRESS, Status.CANCELLING):
+                return False
+            change = Change(
+                (
+                    (
+                        "HSET",
+                        keys.batch_done(batch.batch_id),
+                        number,
+                        _encode((done.part, done.completed, done.failed)),
+                    ),
+                    ("HDEL", claims, number),
+                ),
+                ((claims, number, claim.text), (own, batch.batch_id, text)),
+            )
+            if await self._make(change) is not None:
+                return True
+        return False  # its client cancels it at the same time, or the claim was lost
+
+    @checks_replies
+    async def now_s(self) -> int:
+        """The store's time, seconds since 1970."""
+        return await self._calls.now_ms() // 1000
+
+    def _as_read(self, batch: Batch) -> tuple[bytes, str, bytes]:
+        return self._names.batches(batch.tenant), batch.batch_id, _encode(batch)
+
+
+def _done_from(text: bytes) -> RangeDone:
+    part, completed, failed = msgspec.json.decode(text)
+    return RangeDone(str(part), int(completed), int(failed))
+
+
+def _stands(claim: bytes, now_ms: int) -> bool:
+    _, _, expires_ms, lease_ms = msgspec.json.decode(claim)
+    return lease_runs(expires_ms, lease_ms, now_ms)

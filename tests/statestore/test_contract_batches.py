@@ -1,0 +1,138 @@
+"""The book of files and batches, on every store."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
+from dualmap.statestore.batches.batch_book import END, BatchBook, Claim, FileRecord
+from dualmap.statestore.connect import Store
+from tests.statestore.samples import HandClock
+
+NEW = Batch(
+    batch_id="batch_1",
+    tenant="acme",
+    key="ci",
+    endpoint="/v1/completions",
+    input_file="file-1",
+    completion_window="24h",
+    created_s=100,
+    expires_s=200,
+)
+RUNNING = replace(NEW.entered(Status.IN_PROGRESS, 110), lines=100)
+LEASE_MS = 5000
+
+
+@pytest.fixture
+def book(store: Store) -> BatchBook:
+    return store.batches
+
+
+@pytest.fixture
+async def running(book: BatchBook) -> Batch:
+    await book.create(NEW)
+    assert await book.change(NEW, RUNNING)
+    return RUNNING
+
+
+async def claimed(book: BatchBook, batch: Batch, task: str, owner: str = "one") -> Claim:
+    claim = await book.claim(batch, task, owner, LEASE_MS)
+    assert claim is not None
+    return claim
+
+
+def file(name: str, tenant: str = "acme", created_s: int = 1) -> FileRecord:
+    return FileRecord(file_id=name, tenant=tenant, name="n", purpose="batch", size_bytes=7, created_s=created_s)
+
+
+async def test_files_are_those_of_a_tenant_the_latest_first(book: BatchBook) -> None:
+    for each in (file("file-1"), file("file-2", created_s=2), file("file-3", tenant="other")):
+        await book.put_file(each)
+
+    assert await book.files("acme") == [file("file-2", created_s=2), file("file-1")]
+    assert await book.file("acme", "file-3") is None
+    assert await book.file("other", "file-3") == file("file-3", tenant="other")
+    assert await book.remove_file("acme", "file-1")
+    assert not await book.remove_file("acme", "file-1")
+    assert await book.file("acme", "file-1") is None
+
+
+async def test_a_batch_is_open_until_it_is_over_and_nothing_is_left_of_its_tasks(book: BatchBook) -> None:
+    await book.create(NEW)
+    assert await book.open() == {"batch_1": "acme"}
+    assert await book.change(NEW, RUNNING)
+    assert await book.finish_range(RUNNING, await claimed(book, RUNNING, "0"), RangeDone("p", 16, 0))
+    await claimed(book, RUNNING, END)
+    finalizing = RUNNING.entered(Status.FINALIZING, 120)
+    assert await book.change(RUNNING, finalizing)
+
+    over = finalizing.entered(Status.COMPLETED, 130)
+    assert await book.change(finalizing, over, [file("file-9")])
+
+    assert await book.open() == {}
+    assert await book.batch("acme", "batch_1") == over
+    assert await book.batches("acme") == [over]
+    assert await book.batch("other", "batch_1") is None
+    assert (await book.progress(over)).done == {}
+    assert await book.claims(over) == frozenset()
+    assert await book.file("acme", "file-9") == file("file-9")
+
+
+async def test_of_two_changes_of_one_state_one_is_made(book: BatchBook, running: Batch) -> None:
+    assert await book.change(running, running.cancelled(120))
+    assert not await book.change(running, running.entered(Status.FINALIZING, 120))
+    assert (await book.batch("acme", "batch_1")) == running.cancelled(120)
+
+
+async def test_a_task_is_of_one_replica_until_its_lease_ends(book: BatchBook, running: Batch, clock: HandClock) -> None:
+    first = await claimed(book, running, "3", "one")
+    assert await book.claim(running, "3", "two", LEASE_MS) is None
+    assert await book.claims(running) == {"3"}
+
+    clock.advance(LEASE_MS - 1)
+    renewed = await book.renew(first, LEASE_MS)
+    assert renewed is not None
+    clock.advance(LEASE_MS - 1)
+    assert await book.claim(running, "3", "two", LEASE_MS) is None
+    clock.advance(2)
+
+    assert await book.claims(running) == frozenset()
+    second = await claimed(book, running, "3", "two")
+    assert second.token != first.token
+    assert await book.renew(renewed, LEASE_MS) is None
+    await book.give_back(renewed)
+    assert await book.claims(running) == {"3"}, "what another one has is not given back"
+    await book.give_back(second)
+    assert await book.claims(running) == frozenset()
+
+
+async def test_a_range_counts_once_whoever_reports_it_late(book: BatchBook, running: Batch, clock: HandClock) -> None:
+    late = await claimed(book, running, "0", "one")
+    clock.advance(LEASE_MS + 1)
+    claim = await claimed(book, running, "0", "two")
+
+    assert not await book.finish_range(running, late, RangeDone("late", 16, 0))
+    assert await book.finish_range(running, claim, RangeDone("good", 15, 1))
+    assert not await book.finish_range(running, claim, RangeDone("twice", 16, 0))
+
+    progress = await book.progress(running)
+    assert progress.done == {0: RangeDone("good", 15, 1)}
+    assert await book.claims(running) == frozenset()
+
+
+async def test_nothing_is_added_to_a_batch_that_is_ending(book: BatchBook, running: Batch) -> None:
+    claim = await claimed(book, running, "0")
+    assert await book.change(running, running.entered(Status.FINALIZING, 120))
+
+    assert not await book.finish_range(running, claim, RangeDone("p", 16, 0))
+    assert await book.claim(running, "1", "one", LEASE_MS) is None
+
+
+async def test_what_was_under_way_counts_in_a_batch_that_is_cancelled(book: BatchBook, running: Batch) -> None:
+    claim = await claimed(book, running, "0")
+    assert await book.change(running, running.cancelled(120))
+
+    assert await book.finish_range(running, claim, RangeDone("p", 3, 0))
+    assert await book.claim(running, "1", "one", LEASE_MS) is None
