@@ -11,7 +11,7 @@ import orjson
 
 from dualmap.router.errors import RouterError, error_body
 from dualmap.router.http.downstream import ByteSource
-from dualmap.router.http.heads import Header
+from dualmap.router.http.plain_heads import Header
 
 if TYPE_CHECKING:
     from dualmap.router.http.answer_driver import AnswerDriver

@@ -49,8 +49,9 @@ from dualmap.router.answers.result import AnswerResult
 from dualmap.router.answers.sse import COMMENT, Ending
 from dualmap.router.errors import RouterError
 from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.heads import Header, as_chunk
+from dualmap.router.http.heads import as_chunk
 from dualmap.router.http.parts import Part
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.router.relay.relay import FULL, MAX_BYTES, TAKEN, Relay, Returned
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure

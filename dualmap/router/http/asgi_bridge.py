@@ -10,7 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from dualmap.router.errors import RouterError, from_exception
 from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.heads import Header, response_head
+from dualmap.router.http.heads import response_head
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.request_reader import ClientRequest
 
 _log = logging.getLogger(__name__)

@@ -23,12 +23,12 @@ from dualmap.router.http.heads import (
     CONTINUE,
     HTTP2_GOAWAY,
     HTTP2_PREFACE,
-    Header,
     as_chunk,
     error_answer,
     options_answer,
 )
 from dualmap.router.http.paths import INFERENCE_PATHS, is_inference
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import MAX_PIPELINED_REQUESTS, ClientRequest, RequestReader
 from dualmap.scheduling.request.outcome import Outcome

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from dualmap.router.http.heads import FLEET_FIELDS, Header
+from dualmap.router.http.heads import FLEET_FIELDS
 from dualmap.router.http.paths import needs_api_key
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.tenants.rate_limits import LIMIT_FIELDS
 

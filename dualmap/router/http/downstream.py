@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from dualmap.router.errors import RouterError
-from dualmap.router.http.heads import Header
+from dualmap.router.http.plain_heads import Header
 
 if TYPE_CHECKING:
     from dualmap.router.http.answer_driver import AnswerDriver

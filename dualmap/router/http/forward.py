@@ -49,10 +49,10 @@ from dualmap.router.http.body_edits import (
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.continued_chat import measure_rest
 from dualmap.router.http.downstream import Downstream
-from dualmap.router.http.heads import Header
 from dualmap.router.http.layerwise_forward import LayerwiseLegs
 from dualmap.router.http.parts import FirstPart, LaterPart, Part
 from dualmap.router.http.paths import ABORT_PATH
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.reading import read_so_far
 from dualmap.router.http.request_reader import ClientRequest

@@ -20,7 +20,8 @@ from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import COMMENT, EventEditor, error_event, event_object, first_event_bytes
 from dualmap.router.errors import RouterError, UpstreamError, error_body
 from dualmap.router.http.downstream import ByteSource, Downstream
-from dualmap.router.http.heads import Header, as_chunk, fields_for_client, response_head
+from dualmap.router.http.heads import as_chunk, fields_for_client, response_head
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.prompts.inference_request import RESPONSES_PATH
 from dualmap.scheduling.request.outcome import Usage
 
@@ -82,7 +83,7 @@ class FirstPart:
         if not client.keeps_alive():
             sent.append((b"connection", b"close"))
         client.set_source(source)
-        client.write_head(response_head(head.status, sent) + (as_chunk(data) if self._chunks else data))
+        client.write_head(response_head(head.status, sent, as_chunk(data) if self._chunks else data))
         return self._write_chunk if self._chunks else client.write
 
     def _write_chunk(self, data: bytes) -> None:
@@ -138,7 +139,7 @@ class FirstPart:
         sent = [*fields_for_client(answer.fields), *fields(), (b"content-length", b"%d" % len(answer.body))]
         if not client.keeps_alive():
             sent.append((b"connection", b"close"))
-        client.write_head(response_head(answer.status, sent) + answer.body)
+        client.write_head(response_head(answer.status, sent, answer.body))
 
 
 class LaterPart:

@@ -15,8 +15,8 @@ import httptools
 
 from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget
-from dualmap.router.http.heads import Header
-from dualmap.router.http.paths import is_inference, meant_path, split_target
+from dualmap.router.http.paths import INFERENCE_PATHS, is_inference, meant_path, split_target
+from dualmap.router.http.plain_heads import Header, ReadRequest, read_request
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record
 
@@ -36,7 +36,9 @@ DISCARDED_BODY_BYTES = 64 << 10
 """A refused request keeps its connection if its body is announced to be no longer than this."""
 
 
-_NO_FIELDS: Final[dict[bytes, bytes]] = {}
+_NOT_INDEXED: Final = dict[bytes, bytes]().get
+_PLAIN_PATHS: Final = {path.encode(): path for path in INFERENCE_PATHS}
+"""The paths that a plain head may name, and nothing behind them."""
 
 
 @record
@@ -69,15 +71,16 @@ class ClientRequest:
     """The target was sent otherwise than path and query are now."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
-    get: Callable[[bytes], bytes | None] = _NO_FIELDS.get
+    get: Callable[[bytes], bytes | None] = _NOT_INDEXED
     """The first field of a (lower-case) name."""
     all_differ: bool = True
     """No name of a field occurs twice."""
 
     def __post_init__(self) -> None:
-        index = dict(reversed(self.fields))
-        self.get = index.get
-        self.all_differ = len(index) == len(self.fields)
+        if self.get is _NOT_INDEXED:
+            index = dict(reversed(self.fields))
+            self.get = index.get
+            self.all_differ = len(index) == len(self.fields)
 
     @property
     def pays(self) -> str | None:
@@ -121,8 +124,13 @@ class RequestReader:
         bodies: BodyBudget,
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_headers: int = MAX_HEADERS,
+        read_plain: ReadRequest = read_request,
     ) -> None:
+        """``read_plain`` reads heads in place of the parser."""
         self._check_head = check_head
+        self._read_plain = read_plain
+        self._plain_body_left = 0
+        """Bytes that are missing of a body behind a plain head."""
         self._bodies = bodies
         self._pays: str | None = None
         """The tenant whose body is being read, see ``ClientRequest.pays``."""
@@ -182,13 +190,63 @@ class RequestReader:
             body_bytes, chunks = self._body_bytes, self._chunks
         left = data
         while left:
-            left = self._parse(left)
+            if self._plain_body_left:
+                left = self._take_plain_body(left)
+            elif self.reading or len(self._complete) >= MAX_PIPELINED_REQUESTS:
+                left = self._parse(left)
+            else:
+                left = self._take_plain(left)
         if self.reading and not self.stopped:
             if not self._seen:
                 self._count_unseen(len(data))
             elif request is not None and request is self._request:
                 self._count_extensions(len(data) - (self._body_bytes - body_bytes), self._chunks - chunks)
         return self._complete
+
+    def _take_plain(self, data: bytes) -> bytes:
+        """Read a request, by the parser where its head is not plain; returns what must be fed again."""
+        found = self._read_plain(data, self._max_header_bytes, self._max_headers)
+        if found is None or (path := _PLAIN_PATHS.get(found[0])) is None:
+            return self._parse(data)
+        _, fields, index, start, body_bytes = found
+        request = ClientRequest(
+            "POST", path, b"", fields, False, True, get=index.get, all_differ=len(index) == len(fields)
+        )
+        end = start + body_bytes
+        is_whole = end <= len(data)
+        if not is_whole:
+            self._begin()
+            self._head_done = True
+        self._request = request
+        self._seen = self.reading = True
+        try:
+            self._admit(request)
+            if not is_whole:
+                self._plain_body_left = body_bytes
+                return data[start:]
+            if request.refusal is None:
+                self._bodies.take(body_bytes, self._pays)
+                request.body, request.bodies, request.counted_for = data[start:end], self._bodies, self._pays
+        except _StopError:
+            return b""
+        except RouterError as refusal:
+            self._stop(refusal)
+            return b""
+        self._request, self.reading = None, False
+        self._complete.append(request)
+        return data[end:]
+
+    def _take_plain_body(self, data: bytes) -> bytes:
+        """Read on in a body behind a plain head; returns what follows it."""
+        piece = data[: self._plain_body_left]
+        self._plain_body_left -= len(piece)
+        try:
+            self.on_body(piece)
+        except _StopError:
+            return b""
+        if not self._plain_body_left:
+            self.on_message_complete()
+        return data[len(piece) :]
 
     def end(self) -> None:
         """The client sends no more: the request being read will not be completed."""
@@ -302,6 +360,14 @@ class RequestReader:
         if self._parser.should_upgrade() and request.method != "CONNECT":
             self._upgrading = True
             return
+        self._admit(request)
+        if (expected := request.get(b"expect")) is not None and expected.lower() == b"100-continue":
+            # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
+            self.expects_continue = request.refusal is None and not request.http_10
+
+    def _admit(self, request: ClientRequest) -> None:
+        """Check a head, and find out how long a body may follow; one that is refused keeps its connection if its body
+        can be dropped."""
         try:
             if request.refusal is not None:
                 raise request.refusal
@@ -314,9 +380,6 @@ class RequestReader:
             if not self._can_discard_body(request):
                 self._refuse(refusal)
             request.refusal = refusal
-        if (expected := request.get(b"expect")) is not None and expected.lower() == b"100-continue":
-            # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
-            self.expects_continue = request.refusal is None and not request.http_10
 
     def on_chunk_header(self) -> None:
         self._chunks += 1

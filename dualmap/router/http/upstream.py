@@ -12,7 +12,7 @@ import httptools
 
 from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.errors import RouterError
-from dualmap.router.http.heads import Header
+from dualmap.router.http.plain_heads import Header, PlainAnswer, ReadAnswer, read_answer
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
 
 if TYPE_CHECKING:
@@ -60,8 +60,10 @@ class AnswerSink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """One TCP (or TLS) connection to an instance. Owned by the pool while idle, by a try while in use."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, read_plain: ReadAnswer = read_answer) -> None:
+        """``read_plain`` reads answers in place of the parser."""
         self.url = url
+        self._read_plain = read_plain
         self.loop = asyncio.get_running_loop()
         """The loop is kept, as every query of it costs a system call."""
         self.idle_since_s = 0.0
@@ -237,6 +239,11 @@ class UpstreamConnection(asyncio.Protocol):
         if self.offer is not None and self._takes_offer(data):
             return
         self.silent = False
+        if self._head is None and not self._buffer:
+            plain = self._read_plain(data, MAX_HEAD_BYTES)
+            if plain is not None:
+                self._receive_whole(sink, data, plain)
+                return
         self._pieces = []
         before = self._head
         try:
@@ -256,6 +263,17 @@ class UpstreamConnection(asyncio.Protocol):
             sink.body_received(data, self._pieces, False)
         elif self._within_bounds(len(data)):
             self._hand_on(data)
+
+    def _receive_whole(self, sink: AnswerSink, data: bytes, plain: PlainAnswer) -> None:
+        """Hand on an answer that came whole behind a plain head."""
+        status, fields, index, start = plain
+        self._complete = self._keep_alive = True
+        self._head = head = AnswerHead(status, fields, _LENGTH, index)
+        sink.head_received(head)
+        if self._sink is not None:  # the sink may have given up over the head
+            self._sink = self.offer = None
+            body = data[start:]
+            sink.body_received(body, [body] if body else [], True)
 
     def _takes_offer(self, data: bytes) -> bool:
         """Whether the relay reads from these bytes on."""

@@ -21,8 +21,8 @@ from dualmap.router.errors import (
     ShuttingDownError,
     SloUnreachableError,
 )
-from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import meant_path, split_target
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.http.steering import TRANSFER_HEADERS
 from dualmap.router.picker.ext_proc import ProcessingResponse

@@ -61,8 +61,8 @@ from dualmap.router.errors import (
 from dualmap.router.http.admission import find_caller, mint_request_id, read_at_once, read_request_id, wait_for_caller
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.forward import body_for, fleet_fields
-from dualmap.router.http.heads import Header
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder, methods_of
+from dualmap.router.http.plain_heads import Header
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker import messages

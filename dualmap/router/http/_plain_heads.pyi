@@ -1,0 +1,15 @@
+_Header = tuple[bytes, bytes]
+
+def read_request(
+    data: bytes, max_head_bytes: int, max_fields: int, /
+) -> tuple[bytes, list[_Header], dict[bytes, bytes], int, int] | None:
+    """See ``plain_heads.ReadRequest``."""
+
+def read_answer(data: bytes, max_head_bytes: int, /) -> tuple[int, list[_Header], dict[bytes, bytes], int] | None:
+    """See ``plain_heads.ReadAnswer``."""
+
+def without(fields: list[_Header], dropped: frozenset[bytes], /) -> list[_Header]:
+    """As ``plain_heads.without_in_python``."""
+
+def lines(begin: bytes, fields: list[_Header], end: bytes, /) -> bytes:
+    """As ``plain_heads.lines_in_python``."""
