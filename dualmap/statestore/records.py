@@ -385,15 +385,12 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
 
 def lua_module() -> str:
     """The module ``records`` of the scripts: functions on the tables of instances and requests."""
-    figures = [each.name for each in fields(InstanceRecord) if each.name not in _TEXTS]
-    nothing = ", ".join([f"{name} = {int(name in _DESCRIBED)}" for name in figures])
     functions = {
         "complete_instance": INSTANCE.lua_complete("complete_instance", "instance"),
         "described_text": INSTANCE.lua_text("described_text", "instance", last=INSTANCE.rare),
         "rest_text": INSTANCE.lua_text("rest_text", "instance", first=INSTANCE.rare),
         "complete_placed": PLACED.lua_complete("complete_placed", "request"),
         "placed_text": PLACED.lua_text("placed_text", "request"),
-        "idle_instance": f"local function idle_instance()\nreturn {{ {nothing} }}\nend\n",
     }
     returned = ", ".join([f"{name} = {name}" for name in functions])
     return f"local format = string.format\n{''.join(functions.values())}return {{ {returned} }}\n"

@@ -15,7 +15,7 @@ import redis
 from dualmap.scheduling.estimates.adapters import adapter_s
 from dualmap.scheduling.estimates.kv_tiers import is_slow, load_time_s
 from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s, pull_pays
-from dualmap.scheduling.estimates.weights import Form, features_at, rank_s
+from dualmap.scheduling.estimates.weights import Form, features_at, idle_features, rank_s
 from dualmap.scheduling.queues.queue_order import finds_memory, is_calm
 from dualmap.scheduling.runs import admission
 from dualmap.scheduling.state.instance import COUNTED, InstanceLoad, InstanceState, overtaken_tokens
@@ -119,6 +119,7 @@ def cases(rng: random.Random) -> Iterator[Case]:
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
     loads_s = rng.random(), rng.random(), rng.random()
     yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), *loads_s)
+    yield one(idle_features, rng.uniform(1.0, 9000.0), uncached, prompt, rng.choice((0, prompt)))
     room = SimpleNamespace(
         adapter_slots=rng.randrange(4), adapter_host_slots=rng.randrange(4, 9), adapter_host_ms=20, adapter_disk_ms=500
     )

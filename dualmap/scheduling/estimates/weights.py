@@ -20,7 +20,8 @@ from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
 
 class Form(NamedTuple):
     """Weights of one sum, by feature of an instance and a request. Each is annotated with the part of a cost that
-    people are shown it in."""
+    people are shown it in. Features from ``load_s`` on are 0 where nothing is loaded: the scripts leave them out
+    then."""
 
     constant: Annotated[float, "work ahead"] = 0.0
     ahead_s: Annotated[float, "work ahead"] = 0.0
@@ -130,11 +131,29 @@ def features_at(
         running_share=instance.running_requests / instance.max_running_requests,
         decoding_compute_s=own_s * instance.running_requests,
         prompt_tokens=prompt_tokens,
-        hot_compute_s=max(0, hot_tokens - prompt_tokens + uncached_tokens) / rate,
+        hot_compute_s=hot_uncached_tokens(hot_tokens, prompt_tokens, uncached_tokens) / rate,
         load_s=load_s,
         link_s=link_s * (1.0 + demand),
         adapter_s=adapter_s,
     )
+
+
+def idle_features(prefill_tokens_per_s: float, uncached_tokens: int, prompt_tokens: int, hot_tokens: int) -> Form:
+    """The features of an instance of this rate that has nothing to do and loads nothing. The scripts run the same
+    rule."""
+    return Form(
+        constant=1.0,
+        compute_s=uncached_tokens / prefill_tokens_per_s,
+        uncached_tokens=uncached_tokens,
+        attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
+        prompt_tokens=prompt_tokens,
+        hot_compute_s=hot_uncached_tokens(hot_tokens, prompt_tokens, uncached_tokens) / prefill_tokens_per_s,
+    )
+
+
+def hot_uncached_tokens(hot_tokens: int, prompt_tokens: int, uncached_tokens: int) -> int:
+    """Tokens of the hot prefix that are left to compute."""
+    return max(0, hot_tokens - prompt_tokens + uncached_tokens)
 
 
 def rank_s(instance: InstanceLoad, overtaken_tokens: int, kv_weight_s: float) -> float:

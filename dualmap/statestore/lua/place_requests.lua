@@ -35,6 +35,7 @@ local error, ipairs, pcall, type, unpack = error, ipairs, pcall, type, unpack
 local call, format, sub, max, decode = redis.call, string.format, string.sub, math.max, cjson.decode
 local ceil = math.ceil
 local finds_memory, placed_text = rules.finds_memory, records.placed_text
+local takes_requests, weigh = instances.takes_requests, weighing.weigh
 local pack, unpack_from = struct.pack, struct.unpack
 
 local FIRST_REQUEST = 3
@@ -68,8 +69,11 @@ end
 
 -- Notes what is loaded there, and the hit with that.
 local function note_load(offer)
-  local load = offer.load
-  seen[offer.place + 3] = offer.found
+  local load, place = offer.load, #seen - 2
+  while seen[place] ~= offer.instance.id do
+    place = place - 3
+  end
+  seen[place + 2] = offer.found
   if load.blocks > 0 or load.most_tokens >= 0 then
     loaded = loaded or {}
     loaded[offer.instance.id] = load
@@ -82,17 +86,17 @@ local function consider(id)
   if not instance then
     return
   end
-  local offer = weighing.weigh(instance, chain, placement, option, best and best.hit, now_ms)
-  offer.place = #seen
-  seen[offer.place + 1], seen[offer.place + 2] = id, instance.text
-  note_load(offer)
+  local offer, place = weigh(instance, chain, placement, option, best and best.hit, now_ms), #seen
+  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.found
+  if instance.tiers > 0 then
+    note_load(offer)
+  end
   if offer.adapter_s > 0 then
     adapter_waits = adapter_waits or {}
     adapter_waits[id] = offer.adapter_s
   end
   offers[#offers + 1] = offer
-  offer.is_open = instances.takes_requests(instance, option.leg)
-  if offer.is_open then
+  if takes_requests(instance, option.leg) then
     rank(offer)
   end
 end
@@ -161,12 +165,13 @@ local function weigh_pulls()
   local without = best
   best, second = nil, nil
   for _, offer in ipairs(offers) do
-    local pulled = offer.is_open and weighing.weigh_pull(offer, source, placement, option, now_ms)
+    local is_open = takes_requests(offer.instance, option.leg)
+    local pulled = is_open and weighing.weigh_pull(offer, source, placement, option, now_ms)
     if pulled and rules.pull_pays(pulled.cost, offer.cost, pulled.ttft_s, without.ttft_s) then
-      pulled.place, pulled.is_open, pulled.cost, offer = offer.place, true, pulled.cost + pulled.copies_s, pulled
+      pulled.cost, offer = pulled.cost + pulled.copies_s, pulled
       note_load(offer)
     end
-    if offer.is_open then
+    if is_open then
       rank(offer)
     end
   end
@@ -327,7 +332,7 @@ local function place_one(told, head)
     uncached_tokens = (goes_now or placement.defers) and tokens or best.uncached,
     enqueued_ms = enqueued_ms, dispatched_ms = goes_now and now_ms or 0,
     deferred = placement.fills and not goes_now and 1 or 0, band = band,
-    load_ms = ceil(best.load.own_s * 1000),
+    load_ms = best.load.blocks > 0 and ceil(best.load.own_s * 1000) or 0,
     alternative_id = second and second.instance.id or '', -- one that is moved there pulls nothing
     alternative_uncached_tokens = second and (second.unpulled or second.uncached) or 0,
   }

@@ -30,6 +30,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
+from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.queues.queue_log import QUEUE_LOG
 from dualmap.scheduling.queues.queue_order import (
     BAND_MS,
@@ -270,6 +271,7 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "divided": DIVIDED,
         "most_work_s": MOST_WORK_S,
         "kept_instances": KEPT_INSTANCES,
+        "loads_from": Form._fields.index("load_s") + 1,
         "usage_log": USAGE_LOG,
         "queue_log": QUEUE_LOG,
         "usage_lost": USAGE_LOST,

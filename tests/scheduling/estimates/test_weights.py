@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.ttft import expected_ttft_s
-from dualmap.scheduling.estimates.weights import PARTS, PLAIN_TTFT, Form, Weights, attention_pairs, features_of
+from dualmap.scheduling.estimates.weights import (
+    PARTS,
+    PLAIN_TTFT,
+    Form,
+    Weights,
+    attention_pairs,
+    features_of,
+    idle_features,
+)
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad
 
@@ -36,6 +44,23 @@ def test_features_are_seconds_of_the_instance_s_own_prefill(load: Load) -> None:
         progress_s=1.0,
         prompt_tokens=1000,
     )
+
+
+@given(hit=st.integers(0, 10), hot_tokens=st.integers(0, 1000), rate=st.floats(1, 1e5))
+def test_an_idle_instance_has_the_features_of_one_without_any_count(
+    load: Load, hit: int, hot_tokens: int, rate: float
+) -> None:
+    idle = load("a", hit_blocks=hit, prefill_tokens_per_s=rate)
+
+    found = idle_features(rate, CHAIN.uncached_tokens(hit), CHAIN.prompt_tokens, hot_tokens)
+
+    assert found == features_of(idle, CHAIN, STALL_S, hot_tokens)
+
+
+def test_an_instance_that_loads_nothing_has_no_feature_from_that_of_loads_on(load: Load) -> None:
+    busy = load("a", pending_tokens=5000, dispatched_tokens=3000, context_tokens=500_000, running_requests=4)
+
+    assert not any(features_of(busy, CHAIN, STALL_S)[Form._fields.index("load_s") :])
 
 
 def test_every_feature_belongs_to_a_part_of_a_cost() -> None:

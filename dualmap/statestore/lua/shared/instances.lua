@@ -79,12 +79,6 @@ local function is_calm(instance, tokens, deadline_ms, now_ms)
     and is_calm_with(on_time_tokens + tokens, instance.tokens_per_s, now_ms, deadline_ms)
 end
 
--- Tokens that a new request on time need not wait for; with those that yield to the lowest band, where it precedes
--- others.
-local function overtaken_by(instance, precedes)
-  return overtaken_tokens(instance, precedes and instance.yielding_tokens or 0)
-end
-
 -- The part of its text that transitions do not change is made once; a script that changes it clears 'described'.
 local function write_record(instance)
   instance.described = instance.described or described_text(instance)
@@ -140,7 +134,6 @@ return {
   takes_requests = takes_requests,
   has_room = has_room,
   is_calm = is_calm,
-  overtaken_by = overtaken_by,
   write_record = write_record,
   write = write,
   head_entries = head_entries,

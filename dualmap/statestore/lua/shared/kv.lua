@@ -86,12 +86,13 @@ local function most_blocks(prompt_tokens, block_tokens)
 end
 
 -- The hit of a chain, of so many blocks at most where the instance has several cache groups; the stamp of its last
--- block; and its listed blocks. A guess, of another instance, may help.
+-- block; and where it has several groups its listed blocks, which are the hit elsewhere. A guess, of another instance,
+-- may help.
 local function hit_blocks(instance, chain, guess, most)
-  local listed, stamp = listed_blocks(instance.id, chain, guess)
   if instance.hit_step_tokens == 0 then
-    return listed, stamp, listed
+    return listed_blocks(instance.id, chain, guess)
   end
+  local listed, stamp = listed_blocks(instance.id, chain, guess)
   local within, kv_key = min(listed, most), keys.kv .. instance.id
   if within > 0 and is_inner(within < listed and stamp_of(kv_key, chain, within) or stamp) then
     local hit, last = last_end(kv_key, chain, within)
@@ -115,7 +116,7 @@ end
 
 -- Prompt tokens left to prefill after a hit, at least 1.
 local function prefill_tokens(prompt_tokens, block_tokens, hit)
-  return prompt_tokens - min(hit, most_blocks(prompt_tokens, block_tokens)) * block_tokens
+  return prompt_tokens - min(hit, floor((prompt_tokens - 1) / block_tokens)) * block_tokens
 end
 
 -- Blocks up to the last step within so many tokens.
@@ -151,12 +152,15 @@ local function stamp_chain(instance, chain, block_tokens, resident, hit, stamp, 
   local settled = hit > 0 and tonumber(stamp) >= terms.confirmed and hit or 0
   local blocks, kv_key = min(#chain / 8, capacity), keys.kv .. instance.id
   local ends = instance.hit_step_tokens > 0 and ends_of(instance, chain, block_tokens, hit, listed, prompt_tokens)
-  instance.kv_stamp = instance.kv_stamp + blocks
+  local youngest = instance.kv_stamp + blocks
+  instance.kv_stamp = youngest
   for first = settled, blocks - 1, BLOCKS_PER_CALL do
     local stamped, place = {}, 0
     for block = first, min(first + BLOCKS_PER_CALL, blocks) - 1 do
-      stamped[place + 1] = instance.kv_stamp - block + (block < resident and 0 or 0.5)
-        + (ends and not ends[block + 1] and 0.25 or 0)
+      stamped[place + 1] = youngest - block + (block < resident and 0 or 0.5)
+      if ends and not ends[block + 1] then
+        stamped[place + 1] = stamped[place + 1] + 0.25
+      end
       stamped[place + 2] = sub(chain, block * 8 + 1, block * 8 + 8)
       place = place + 2
     end

@@ -1,22 +1,37 @@
 local adapters = require('shared.adapters')
-local instances = require('shared.instances')
 local kv = require('shared.kv')
-local records = require('records')
 local rules = require('rules')
 local tiers = require('shared.tiers')
-local overtaken_by, idle_instance = instances.overtaken_by, records.idle_instance
 local hit_blocks, most_blocks, prefill_tokens = kv.hit_blocks, kv.most_blocks, kv.prefill_tokens
-local features_at, stalled_s = rules.features_at, rules.stalled_s
-local ipairs = ipairs
+local features_at, idle_features = rules.features_at, rules.idle_features
+local overtaken_tokens, stalled_s, wait_s = rules.overtaken_tokens, rules.stalled_s, adapters.wait_s
+local ipairs, pairs = ipairs, pairs
 local decode = cjson.decode
 local max, min = math.max, math.min
 
 -- The last options that were decoded, and their text: most calls have the same ones.
 local last_options = {}
 
+-- The sums of an option without the features of loads, which are the last ones, and 0 where nothing is loaded: most
+-- placements load nothing.
+local function without_loads(option)
+  local plain = { cost = {}, ttft = {}, missed = {}, decider = {} }
+  for name, weights in pairs(plain) do
+    for index = 1, #option[name], 2 do
+      if option[name][index] < terms.loads_from then
+        weights[index], weights[index + 1] = option[name][index], option[name][index + 1]
+      end
+    end
+  end
+  return plain
+end
+
 local function options_from(text)
   if last_options.text ~= text then
     last_options.text, last_options.decoded = text, decode(text)
+    for _, option in ipairs(last_options.decoded) do
+      option.plain = without_loads(option)
+    end
   end
   return last_options.decoded
 end
@@ -34,49 +49,66 @@ end
 -- Nothing is loaded from tiers.
 local NO_LOAD = { blocks = 0, own_s = 0, load_s = 0, most_tokens = -1 }
 
--- Gives an offer its cost with one load, where that costs less, or the same with an earlier first token.
-local function weigh_load(offer, placement, option, load, overtaken, stall_s)
-  local prompt_tokens, found = placement.told.prompt_tokens, offer.hit + load.blocks
-  local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, found)
-  local features = features_at(offer.instance, overtaken, stall_s, terms.stall_from_s, uncached, prompt_tokens,
-    placement.hot_tokens or 0, load.load_s, load.own_s, offer.adapter_s)
-  local ttft_s = weighted(option.ttft, features)
+-- What a placement with one load costs by the sums of its option, an expected miss of its SLO included: the tokens that
+-- are computed, whether the SLO is missed, the cost, the time to the first token, and what is compared with the other
+-- option.
+local function priced(instance, placement, sums, hit, load, adapter_s, now_ms)
+  local prompt_tokens = placement.told.prompt_tokens
+  local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit + load.blocks)
+  local overtaken = overtaken_tokens(instance, placement.precedes and instance.yielding_tokens or 0)
+  local features = features_at(instance, overtaken, stalled_s(instance, now_ms), terms.stall_from_s, uncached,
+    prompt_tokens, placement.hot_tokens or 0, load.load_s, load.own_s, adapter_s)
+  local ttft_s, cost = weighted(sums.ttft, features), weighted(sums.cost, features)
   local missed = ttft_s > placement.slo_s
-  local cost = weighted(option.cost, features) + (missed and weighted(option.missed, features) or 0)
-  if offer.cost and (cost > offer.cost or (cost == offer.cost and ttft_s >= offer.ttft_s)) then
-    return
+  if missed then
+    cost = cost + weighted(sums.missed, features)
   end
-  offer.load, offer.found, offer.uncached, offer.missed = load, found, uncached, missed
-  offer.cost, offer.ttft_s = cost, ttft_s
-  offer.decides = placement.other and weighted(option.decider, features)
+  return uncached, missed, cost, ttft_s, placement.other and weighted(sums.decider, features)
 end
 
--- What a placement would cost on an instance of one option, an expected miss of its SLO included; and what is
--- compared with the other option. Whether to load from tiers is weighed as different placements are.
-local function weigh(instance, chain, placement, option, guess, now_ms)
-  local most = most_blocks(placement.told.prompt_tokens, placement.block_tokens)
-  local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
-  local overtaken, stall_s = overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms)
-  -- With all fields from the start, so that the table does not grow.
-  local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
-    context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = 0, missed = false, ttft_s = 0,
-    cost = false, decides = false,
-    adapter_s = placement.told.adapter and adapters.wait_s(instance, placement.told.adapter) or 0 }
-  if instance.tiers == 0 or option.leg == 'decode' then
-    weigh_load(offer, placement, option, NO_LOAD, overtaken, stall_s)
-    return offer
+-- Gives an offer one load, where that costs less, or the same with an earlier first token.
+local function weigh_load(offer, placement, option, load, now_ms)
+  local uncached, missed, cost, ttft_s, decides =
+    priced(offer.instance, placement, option, offer.hit, load, offer.adapter_s, now_ms)
+  if not offer.cost or cost < offer.cost or (cost == offer.cost and ttft_s < offer.ttft_s) then
+    offer.load, offer.found, offer.uncached, offer.missed = load, offer.hit + load.blocks, uncached, missed
+    offer.cost, offer.ttft_s, offer.decides = cost, ttft_s, decides
   end
+end
+
+-- Gives an offer the load from tiers that costs least: whether to load is weighed as different placements are.
+local function weigh_loads(offer, chain, placement, option, now_ms)
+  local instance, told = offer.instance, placement.told
   local loads, forbids, takes_limits, found =
-    tiers.loads_behind(instance, chain, placement.block_tokens, placement.told.prompt_tokens, hit)
+    tiers.loads_behind(instance, chain, placement.block_tokens, told.prompt_tokens, offer.hit)
   if takes_limits or #loads == 0 then
-    weigh_load(offer, placement, option, { blocks = 0, own_s = 0, load_s = 0 }, overtaken, stall_s)
+    weigh_load(offer, placement, option, { blocks = 0, own_s = 0, load_s = 0 }, now_ms)
   end
   for _, load in ipairs(loads) do
-    weigh_load(offer, placement, option, load, overtaken, stall_s)
+    weigh_load(offer, placement, option, load, now_ms)
   end
   local blocks, all = offer.load.blocks, #loads > 0 and loads[#loads].blocks or 0
   offer.load.most_tokens = (blocks < all or forbids) and blocks * placement.block_tokens or -1
   offer.load.found = found
+end
+
+-- What a placement would cost on an instance of one option.
+local function weigh(instance, chain, placement, option, guess, now_ms)
+  local told = placement.told
+  local most = instance.hit_step_tokens > 0 and most_blocks(told.prompt_tokens, placement.block_tokens)
+  local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
+  local adapter_s = told.adapter and wait_s(instance, told.adapter) or 0
+  if instance.tiers == 0 or option.leg == 'decode' then
+    local uncached, missed, cost, ttft_s, decides =
+      priced(instance, placement, told.adapter and option or option.plain, hit, NO_LOAD, adapter_s, now_ms)
+    -- With all fields from the start, so that the table does not grow.
+    return { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
+      context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = uncached, missed = missed,
+      cost = cost, ttft_s = ttft_s, decides = decides, adapter_s = adapter_s }
+  end
+  local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
+    context = instance.context_tokens, cost = false, adapter_s = adapter_s }
+  weigh_loads(offer, chain, placement, option, now_ms)
   return offer
 end
 
@@ -95,23 +127,18 @@ local function weigh_pull(offer, source, placement, option, now_ms)
     running = offer.running, context = offer.context, adapter_s = offer.adapter_s, unpulled = offer.uncached }
   weigh_load(pulled, placement, option, { blocks = load.blocks + blocks, own_s = max(load.own_s, own_s),
     load_s = max(load.load_s, ends_s), most_tokens = -1, found = load.found, pull = { source = source.id,
-    host = source.pull_end.host, port = source.pull_end.port, tokens = blocks * block_tokens, own_s = own_s } },
-    overtaken_by(instance, placement.precedes), stalled_s(instance, now_ms))
+    host = source.pull_end.host, port = source.pull_end.port, tokens = blocks * block_tokens, own_s = own_s } }, now_ms)
   local cold_tokens = pulled.found * block_tokens - max(offer.found * block_tokens, placement.hot_tokens or 0)
   pulled.copies_s = source.leaves and 0 or rules.copy_s(instance, max(0, cold_tokens), block_tokens)
   return pulled
 end
 
--- An instance with nothing to do.
-local idle = idle_instance()
-
--- What it would cost on one with nothing to do and such a hit, as fast as this one.
+-- What it would cost on an instance with nothing to do and such a hit, as fast as this one.
 local function idle_cost(instance, hit, placement, option)
   local prompt_tokens = placement.told.prompt_tokens
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
-  idle.tokens_per_s = instance.tokens_per_s
-  return weighted(option.cost, features_at(idle, 0, 0, terms.stall_from_s,
-    uncached, prompt_tokens, placement.hot_tokens or 0, 0, 0, 0))
+  local features = idle_features(instance.tokens_per_s, uncached, prompt_tokens, placement.hot_tokens or 0)
+  return weighted(option.plain.cost, features)
 end
 
 return { options_from = options_from, weigh = weigh, weigh_pull = weigh_pull, idle_cost = idle_cost }
