@@ -55,6 +55,7 @@ class ScenarioOptions(BaseModel):
     rebalance_interval_s: float | None = Field(None, gt=0)
     late_requests: Literal["serve", "refuse"] | None = None
     router_queue: RouterQueueRule | None = None
+    pauses_programs: bool | None = None
     endless_cache: bool | None = None
     kv_events: bool | None = None
     replicas: int | None = Field(None, ge=1)

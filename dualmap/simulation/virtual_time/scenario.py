@@ -121,6 +121,8 @@ class Scenario:
     first tokens of the others are presumed, and they end without a usage."""
     router_queue: RouterQueueRule | None = None
     """Another project's queue in the router, before an instance is chosen; None: there is none."""
+    pauses_programs: bool = False
+    """Whether another project's rule pauses and resumes whole runs, see ``simulation.virtual_time.program_pauses``."""
     pulls: bool = False
     """Instances pull from each other's caches, where that costs less (``scheduling.estimates.pulls``)."""
     endless_cache: bool = False
@@ -141,11 +143,17 @@ class Scenario:
             "tenants": bool(self.tenants),
             "router_queue": self.router_queue is not None,
             "admit_runs": self.scheduling.admit_runs,
+            "pauses_programs": self.pauses_programs,
         }
         if self.routers is not None and (found := [name for name, is_there in alone.items() if is_there]):
             raise ScenarioError(f"{' and '.join(found)}: only where router replicas share a store")
-        if self.scheduling.admit_runs and self.router_queue is not None:
-            raise ScenarioError("admit_runs and router_queue: one of the two decides when a request is placed")
+        waits = {
+            "admit_runs": self.scheduling.admit_runs,
+            "router_queue": self.router_queue is not None,
+            "pauses_programs": self.pauses_programs,
+        }
+        if len(found := [name for name, is_there in waits.items() if is_there]) > 1:
+            raise ScenarioError(f"{' and '.join(found)}: one of the two decides when a request is placed")
 
     @property
     def dispatch_of(self) -> Dispatch:

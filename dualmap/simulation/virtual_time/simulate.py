@@ -9,6 +9,7 @@ The same trace, scenario and code give the same result to the last digit.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
@@ -46,6 +47,8 @@ from dualmap.simulation.virtual_time.autoscaler import INTERVAL_S as SCALING_INT
 from dualmap.simulation.virtual_time.autoscaler import SimulatedAutoscaler
 from dualmap.simulation.virtual_time.cluster import Cluster, KvSource
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
+from dualmap.simulation.virtual_time.program_pauses import INTERVAL_S as PAUSING_INTERVAL_S
+from dualmap.simulation.virtual_time.program_pauses import ProgramPauses
 from dualmap.simulation.virtual_time.router_queue import Pressure, RouterQueue
 from dualmap.simulation.virtual_time.routers import Replica, Routers
 from dualmap.simulation.virtual_time.scenario import EngineFault, FleetChange, Scenario
@@ -136,6 +139,9 @@ class Simulation:
         self._parked: dict[int, Chain] = {}
         """Chains of the requests that no instance is searched for yet, by number."""
         self._runs = runs_of(trace)
+        self._turns_left = Counter(turns_of_runs(trace, self._runs))
+        """Turns that each run still has, where programs are paused."""
+        self._pauses: ProgramPauses | None = None
         self._staged: dict[str, KvSource] = {}
         """KV that no decode leg has pulled yet, by the id of its request."""
         self._pairs: dict[str, tuple[str, str]] = {}
@@ -148,6 +154,10 @@ class Simulation:
         for change in scenario.changes:
             self._schedule_change(change)
         self._cluster.schedule_speeds(scenario.speed_changes)
+        if scenario.pauses_programs:
+            engines = {name: engine.kv_capacity_tokens for name, engine in self._engines.items()}
+            self._pauses = ProgramPauses(engines)
+            self._every(PAUSING_INTERVAL_S, Priority.LEADER, self._resume_programs)
         if scenario.autoscale is not None:
             self._autoscaler = self._made_elastic(scenario.autoscale)
             self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
@@ -185,7 +195,7 @@ class Simulation:
 
         def repeat(_: float) -> None:
             action()
-            if any(replica.requests.live for replica in self.replicas) or not self._arrivals.over:
+            if any(replica.requests.live for replica in self.replicas) or self._parked or not self._arrivals.over:
                 self._every(interval_s, priority, action, turn + 1)
 
         self._events.push(turn * interval_s, priority, repeat)
@@ -299,8 +309,14 @@ class Simulation:
         queue = self._router_queue
         if queue is not None and (queue or self._router_holds(queue)):
             self._parked[number] = chain
-            return queue.park(number, now_s, request.input_tokens, outcome.slo_s)
-        self._place(str(number), request, chain)
+            return queue.park(number, now_s, request.input_tokens, outcome.slo_s, outcome.run)
+        pinned_to = None
+        if self._pauses is not None and outcome.run:
+            pinned_to = self._pauses.arrives(outcome.run, number, request.input_tokens, now_s)
+            if pinned_to is None:
+                self._parked[number] = chain
+                return None
+        self._place(str(number), request, chain, pinned_to)
         return self._replica_of(str(number)).leader.listen(now_s)
 
     def _note_last(self, _: float = 0.0) -> None:
@@ -347,6 +363,12 @@ class Simulation:
             number = queue.take()
             self._place(str(number), self._traced(str(number)), self._parked.pop(number))
 
+    def _resume_programs(self) -> None:
+        """Route the turns of programs that need not wait any more."""
+        assert self._pauses is not None
+        for number, instance_id in self._pauses.tick(self._now_s):
+            self._place(str(number), self._traced(str(number)), self._parked.pop(number), instance_id)
+
     def _repeat_parked(self) -> None:
         """Have turns that wait looked up, as replicas do: others may have been silent for long enough by now."""
         for replica in self.replicas:
@@ -362,7 +384,7 @@ class Simulation:
         chain = chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)
         return replace(chain, root=cache_seed("", request.adapter)) if request.adapter else chain
 
-    def _place(self, request_id: str, request: TraceRequest, chain: Chain) -> None:
+    def _place(self, request_id: str, request: TraceRequest, chain: Chain, pinned_to: str | None = None) -> None:
         """Search and reserve, as a router does; a request that no instance takes is refused."""
         outcome, replica = self._outcomes[int(request_id)], self._replica_of(request_id)
         fleet = replica.fleet
@@ -385,6 +407,7 @@ class Simulation:
             may_pull=True,
             run=hashed_name(request.tenant, outcome.run, request.session) if outcome.run else UNNAMED,
             adapter=request.adapter,
+            pinned_to=pinned_to,
         )
         machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
         replica.requests.live[request_id] = machine
@@ -480,8 +503,18 @@ class Simulation:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
+        self._turn_over(outcome)
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
+
+    def _turn_over(self, outcome: RequestOutcome) -> None:
+        """Tell the rules of other projects, if there are such."""
+        tokens = outcome.input_tokens + outcome.output_tokens
+        if self._router_queue is not None:
+            self._router_queue.ended(outcome.run, tokens)
+        if self._pauses is not None and outcome.run:
+            self._turns_left[outcome.run] -= 1
+            self._pauses.ended(outcome.run, tokens, is_last=self._turns_left[outcome.run] == 0)
 
     def _leave_engines(self, machine: RequestMachine) -> None:
         """A request is no longer on its instances: abort a leg that is still there, and free what is staged for it and

@@ -48,6 +48,17 @@ def test_each_rule_releases_in_its_own_order(rule: RouterQueueRule, order: list[
     assert not queue
 
 
+def test_llm_d_releases_the_program_first_that_has_attained_the_least_service() -> None:
+    queue = RouterQueue(RouterQueueRule.LLM_D_PROGRAM, batch_tokens=2048)
+    queue.ended("long", 9000)
+    queue.ended("long", 9000)
+    queue.ended("short", 10_000)
+    for number, run in enumerate(("long", "short", "new")):
+        queue.park(number, float(number), 100, 5.0, run)
+
+    assert [queue.take() for _ in range(3)] == [2, 1, 0]
+
+
 @pytest.mark.parametrize("rule", RouterQueueRule)
 def test_every_parked_request_is_served_and_its_wait_counts(rule: RouterQueueRule) -> None:
     scheduling = SchedulingSettings(policy="dynamo", max_hold_s=3600)
