@@ -50,7 +50,7 @@ def may_be_doubled(raw: bytes, body: Mapping[str, Any], names: frozenset[str]) -
     """Whether the object, ``body`` as it was read, may have one of these ruled fields more than once."""
     if b"\\u00" in raw and _ESCAPED_LETTER.search(raw) is not None:
         return True
-    return any(raw.count(_QUOTED[name]) > 1 for name in body.keys() & names)
+    return max(map(raw.count, map(_QUOTED.__getitem__, body.keys() & names)), default=0) > 1
 
 
 def _names_of(raw: bytes) -> list[str]:

@@ -16,6 +16,7 @@ from dualmap.router.telemetry.metrics import RouterMetrics
 from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.router.tenants.limit_hits import LimitHits
+from dualmap.router.tenants.rate_limits import LimitReports
 from dualmap.router.timers import CallLater
 from dualmap.runtime.clock import Clock
 
@@ -98,6 +99,7 @@ class ReplicaContext:
     live: LiveRequests
     deadlines: Deadlines
     limit_hits: LimitHits = field(default_factory=LimitHits)
+    limit_reports: LimitReports = field(default_factory=LimitReports)
     recorder: TrafficRecorder | None = field(default=None)
     ended: Callable[[Explanation, TraceContext | None], None] | None = field(default=None)
     """Callback for every request that ended, while it has users: the request log, tracing."""

@@ -21,7 +21,7 @@ from dualmap.router.requests.explain import Explanation, explanation
 from dualmap.router.requests.refusals import outcome_of, refusal
 from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
 from dualmap.router.telemetry.recording import TrafficRecorder
-from dualmap.router.tenants.rate_limits import limit_fields, refused_fields
+from dualmap.router.tenants.rate_limits import refused_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import PlaceStatus, SearchCourse, SearchFailed
 from dualmap.scheduling.prompts.chain import Chain
@@ -175,7 +175,7 @@ class LiveRequest:
         draws, drawn = self.machine.spec.claim.draws, self.machine.drawn
         if draws is None or drawn is None or not drawn.left:
             return ()
-        return limit_fields(self.inference_request.path, draws, drawn, datetime.now(UTC))
+        return self.context.limit_reports.fields(self.inference_request.path, draws, drawn, self._now_s())
 
     # what happens to it ------------------------------------------------------------------------------------------
     def place(self) -> Awaitable[None]:

@@ -28,10 +28,15 @@ class TenantSeries:
         if counter is None:
             counter = self.outcomes[outcome] = self._requests.labels(self._tenant, outcome.value)
         counter.value += 1
-        if usage is not None:
-            self.prompt.value += usage.prompt_tokens or 0
-            self.cached.value += usage.cached_tokens or 0
-            self.output.value += usage.output_tokens or 0
+        if usage is None:
+            return
+        prompt_tokens, cached_tokens, output_tokens = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
+        if prompt_tokens:
+            self.prompt.value += prompt_tokens
+        if cached_tokens:
+            self.cached.value += cached_tokens
+        if output_tokens:
+            self.output.value += output_tokens
 
 
 class TenantMetrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -29,6 +30,9 @@ _PERIODS: Final = {
     Period.IN_FLIGHT: "at a time",
 }
 _FIGURES: Final = ("limit", "remaining", "reset")
+REPORTED_EACH_S: Final = 1.0
+"""The fields of an answer are at most so old."""
+_MOST_REPORTS: Final = 4096
 
 
 def _names(form: str, kind: str) -> tuple[bytes, bytes, bytes]:
@@ -93,6 +97,26 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
         reset = _reset_text(reset_s, now, is_messages=True) if is_messages else duration(reset_s).encode()
         fields += (limit, (left_field, b"%d" % left if left > 0 else b"0"), (reset_field, reset))
     return fields
+
+
+class LimitReports:
+    """The fields about limits on the answers of a replica, made once a second for the requests that draw from the same
+    budgets: to write them takes longer than to draw."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[BudgetGroup, bool], tuple[float, list[tuple[bytes, bytes]]]] = {}
+        """When they are made again, and they."""
+
+    def fields(self, path: str, draws: Draws, drawn: Drawn, now_s: float) -> Sequence[tuple[bytes, bytes]]:
+        """The fields of an answer on ``path``, at a time of a monotonic clock."""
+        which = draws.group, path == MESSAGES_PATH
+        made = self._made.get(which)
+        if made is None or now_s >= made[0]:
+            if len(self._made) >= _MOST_REPORTS:
+                self._made.clear()
+            made = now_s + REPORTED_EACH_S, limit_fields(path, draws, drawn, datetime.now(UTC))
+            self._made[which] = made
+        return made[1]
 
 
 def refused_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:

@@ -44,6 +44,7 @@ Result = TypeVar("Result")
 
 _LEGS = {leg.value.encode(): leg for leg in Leg}
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
+_LIMITED = PlaceStatus.LIMITED
 
 
 def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placement, PlaceReply]:
@@ -210,6 +211,8 @@ def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
     """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
     group = draws.group
     capacities, figures = group.capacities, unpack(f"<{len(found) // 8}d", found)
+    if status is not _LIMITED and not group.is_divided:
+        return Drawn((*map(floor, map(sub, map(sub, capacities, figures), draws.costs)),))
     parts, rests = {}, {}
     if group.is_divided:
         budgets = group.budgets
@@ -219,7 +222,7 @@ def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
         capacities = tuple([parts.get(place, capacity) for place, capacity in enumerate(capacities)])
     rest = [*map(sub, map(sub, capacities, figures), draws.costs)]
     left = tuple(map(floor, rest))
-    if status is not PlaceStatus.LIMITED:
+    if status is not _LIMITED:
         return Drawn(left, parts=parts)
     lacks = [Lack(place, -each, capacities[place], rests.get(place)) for place, each in enumerate(rest) if each < 0]
     return drawn_of(draws, left, lacks, parts)

@@ -7,8 +7,15 @@ from datetime import UTC, datetime
 import pytest
 
 from dualmap.router.errors import error_body, error_headers
-from dualmap.router.tenants.rate_limits import duration, limit_fields, over_limit, refused_fields
-from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Limit, Measure, Period, budgets_of
+from dualmap.router.tenants.rate_limits import (
+    REPORTED_EACH_S,
+    LimitReports,
+    duration,
+    limit_fields,
+    over_limit,
+    refused_fields,
+)
+from dualmap.scheduling.tenants.budgets import BudgetGroup, Drawn, Draws, Limit, Measure, Period, budgets_of
 
 NOW = datetime(2027, 1, 15, 12, 0, tzinfo=UTC)
 LIMITS = (
@@ -41,6 +48,20 @@ def test_an_answer_of_anthropics_api_tells_it_as_that_one_does() -> None:
     assert fields[b"anthropic-ratelimit-tokens-remaining"] == b"0"
     assert fields[b"anthropic-ratelimit-tokens-reset"] == b"2027-01-15T12:01:00Z"
     assert fields[b"anthropic-ratelimit-input-tokens-limit"] == b"30000"
+
+
+def test_the_fields_of_answers_are_made_once_a_second_for_the_same_budgets_and_api() -> None:
+    reports, others = LimitReports(), BudgetGroup(budgets_of("other", LIMITS)).draws(1000, 200)
+
+    def left(path: str, requests: int, now_s: float, draws: Draws = DRAWS) -> dict[bytes, bytes]:
+        return dict(reports.fields(path, draws, Drawn((requests, 58_800, 29_000, 7)), now_s))
+
+    first = left(CHAT, 599, 5.0)
+    assert first[b"x-ratelimit-remaining-requests"] == b"599"
+    assert left(CHAT, 590, 5.0 + REPORTED_EACH_S / 2) == first
+    assert left(CHAT, 580, 5.5, others)[b"x-ratelimit-remaining-requests"] == b"580"
+    assert left("/v1/messages", 570, 5.5)[b"anthropic-ratelimit-requests-remaining"] == b"570"
+    assert left(CHAT, 560, 5.0 + REPORTED_EACH_S)[b"x-ratelimit-remaining-requests"] == b"560"
 
 
 def test_of_several_limits_the_tightest_is_told() -> None:
