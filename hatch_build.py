@@ -18,6 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = (
+    Path("dualmap/api_bodies/plain_list.c"),
     Path("dualmap/router/http/plain_heads.c"),
     Path("dualmap/router/relay/relay.c"),
     Path("dualmap/scheduling/prompts/hashes.c"),

@@ -61,8 +61,8 @@ is_complete() {
 
 # sources_sum: what an installed environment is made of.
 sources_sum() {
-    for source in pyproject.toml hatch_build.py dualmap/router/relay/relay.c dualmap/scheduling/prompts/hashes.c; do
-        [ ! -f "$root/$source" ] || cat "$root/$source"
+    for source in "$root"/pyproject.toml "$root"/hatch_build.py "$root"/dualmap/*/*.c "$root"/dualmap/*/*/*.c; do
+        [ ! -f "$source" ] || cat "$source"
     done | cksum
 }
 

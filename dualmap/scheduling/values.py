@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Final, Protocol, TypeVar, dataclass_transform
 
 import msgspec
+import msgspec.structs
 
 T = TypeVar("T")
 
@@ -52,6 +53,14 @@ def in_order(cls: type[T], values: Sequence[Any]) -> T:
     """The value of these fields in their declared order, also of those that are given by name otherwise: for what was
     written in that order. Fields at the end may be missing where they have defaults; further values are dropped."""
     return msgspec.convert(values, cls)
+
+
+class _Replace(Protocol):
+    def __call__(self, original: T, /, **changes: Any) -> T: ...
+
+
+replaced: Final[_Replace] = msgspec.structs.replace  # type: ignore[assignment]  # the classes above are its structs
+"""A copy of a value or record with other values in some fields: as ``dataclasses.replace``, but built in C."""
 
 
 def _made(cls: type[T], *, frozen: bool) -> type[T]:

@@ -337,33 +337,49 @@ def inference_request_of(
 ) -> InferenceRequest:
     """The request of a client, read from its HTTP request, the object that its body is and the prompt in it. No field
     of the body is judged here: one that cannot be read counts as absent."""
-    path, model, stream = request.path, body.get("model"), lax_bool(body.get("stream")) is True
+    path = request.path
     if path in CONTINUING_PATHS:
-        _check_responses(request, body)
+        check_responses(request, body)
+    read = said_by(path, body, prompt, long_texts, trusts_transfers=trusts_transfers)
+    read.request_id = request_id
+    if prompt is None:
+        salt = body.get("cache_salt")
+        read.body_hash = xxh3_64_intdigest(request.body)
+        read.sent_salt = salt if isinstance(salt, str) else None
+        read.token_bounds = passed_on_tokens(path, body, len(request.body))
+    read_head(read, request, body)
+    return read
+
+
+def read_head(read: InferenceRequest, request: ClientRequest, body: Mapping[str, Any]) -> None:
+    """Read what depends on a request's header, too."""
+    read.slo_s = _slo_s(request)
     if "request_id" in body:
-        request_id = _id_in(request, body) or request_id
-    read = InferenceRequest(
-        request_id,
-        model if isinstance(model, str) else "",
-        path,
-        prompt,
-        _slo_s(request),
-        stream=stream,
-        body_hash=0 if prompt is not None else xxh3_64_intdigest(request.body),
-    )
+        read.request_id = _id_in(request, body) or read.request_id
     asked_class = request.get(b"x-dualmap-priority")
     if asked_class is not None or not CLASS_FIELDS.isdisjoint(body):
         _read_class(read, asked_class, body)
+    if read.prompt is not None:
+        read.run = run_of(request.fields, body)
+
+
+def said_by(
+    path: str,
+    body: Mapping[str, Any],
+    prompt: SentPrompt | None,
+    long_texts: LongTexts = _NO_LONG_TEXTS,
+    *,
+    trusts_transfers: bool = False,
+) -> InferenceRequest:
+    """The request as far as it follows from its body, without an id."""
+    model, stream = body.get("model"), lax_bool(body.get("stream")) is True
+    read = InferenceRequest("", model if isinstance(model, str) else "", path, prompt, None, stream=stream)
     if not _STEERING.isdisjoint(body):
         read.overrides = overriding_fields(body, long_texts, trusts_transfers=trusts_transfers)
     if path == RESPONSES_PATH and "background" in body:
         read.in_background = bool(lax_bool(body["background"]))
     if prompt is None:
-        salt = body.get("cache_salt")
-        read.sent_salt = salt if isinstance(salt, str) else None
-        read.token_bounds = passed_on_tokens(path, body, len(request.body))
         return read
-    read.run = run_of(request.fields, body)
     read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS
     if path in COMPLETIONS_PATHS:
         if stream:
@@ -411,7 +427,7 @@ def _read_class(read: InferenceRequest, asked: bytes | None, body: Mapping[str, 
     read.names_priority = "priority" in body
 
 
-def _check_responses(request: ClientRequest, body: Mapping[str, Any]) -> None:
+def check_responses(request: ClientRequest, body: Mapping[str, Any]) -> None:
     """Refuse a body that continues another tenant's stored response, or would be stored under its id.
 
     Raises:

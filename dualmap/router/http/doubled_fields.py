@@ -42,7 +42,7 @@ def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> froze
         names |= MODEL_FIELDS
     if not may_be_doubled(raw, body, names):
         return _NONE
-    found = Counter(_names_of(raw))
+    found = Counter(names_of(raw))
     return frozenset(name for name in RULED_FIELDS if found[name] > 1)
 
 
@@ -53,7 +53,7 @@ def may_be_doubled(raw: bytes, body: Mapping[str, Any], names: frozenset[str]) -
     return max(map(raw.count, map(_QUOTED.__getitem__, body.keys() & names)), default=0) > 1
 
 
-def _names_of(raw: bytes) -> list[str]:
+def names_of(raw: bytes) -> list[str]:
     """The names of the object's own fields, each as often as it is there."""
     names: list[str] = []
 

@@ -32,7 +32,7 @@ from dualmap.router.answers.result import AnswerResult, Refusals
 from dualmap.router.answers.so_far import AnswerSoFar
 from dualmap.router.answers.sse import Ending, event_object
 from dualmap.router.errors import RequestAbortedError, RouterError, UpstreamError, from_exception
-from dualmap.router.http.admission import mint_request_id, read_at_once, read_request_id
+from dualmap.router.http.admission import mint_request_id, read_request_id
 from dualmap.router.http.answer_driver import AnswerDriver, Receiver, nothing
 from dualmap.router.http.body_edits import (
     IDS_FIELD,
@@ -88,8 +88,8 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
     placed: LiveRequest | None = None
     forwarding: Forwarding | None = None
     try:
-        trusts, caller = plane.settings.trust_transfers, request.caller
-        inference_request = read_at_once(request, request_id, trusts)
+        caller = request.caller
+        inference_request = plane.short_bodies.read(request, request_id)
         if inference_request is None:
             inference_request = await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id

@@ -12,6 +12,7 @@ from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.port_checks import PortChecks
+from dualmap.router.http.short_bodies import ShortBodies
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
 from dualmap.router.http.usage_requests import UsageRequests
@@ -51,6 +52,7 @@ class DataPlane:
     port_checks: PortChecks
     deadlines: DeadlineChecks
     bodies: BodyBudget
+    short_bodies: ShortBodies
     long_bodies: LongBodies
     tenants: TenantDirectory
     """Who may send requests."""
@@ -121,6 +123,7 @@ def build_data_plane(
         port_checks=PortChecks(upstreams),
         deadlines=deadlines,
         bodies=bodies,
+        short_bodies=ShortBodies(trusts_transfers=settings.trust_transfers),
         long_bodies=LongBodies(bodies, trusts_transfers=settings.trust_transfers),
         usage_requests=UsageRequests(time.monotonic),
         kept=KeptBudget(min(MOST_KEPT_BYTES, memory_bytes // KEPT_PART)),

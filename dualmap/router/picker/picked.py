@@ -58,7 +58,7 @@ from dualmap.router.errors import (
     error_headers,
     from_exception,
 )
-from dualmap.router.http.admission import find_caller, mint_request_id, read_at_once, read_request_id, wait_for_caller
+from dualmap.router.http.admission import find_caller, mint_request_id, read_request_id, wait_for_caller
 from dualmap.router.http.body_rules import apply_body_rules
 from dualmap.router.http.forward import body_for, fleet_fields
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS, forbidden_path_finder, methods_of
@@ -297,8 +297,7 @@ class PickedRequest:
         try:
             await self._read_body(first, request)
             self._comes_whole()
-            trusts = plane.settings.trust_transfers
-            read = read_at_once(request, request_id, trusts) or await plane.long_bodies.read(request, request_id)
+            read = plane.short_bodies.read(request, request_id) or await plane.long_bodies.read(request, request_id)
             read.hides_first_token = not self._shows_first_token(request, read)
             read.caller = request.caller
             read.hides_usage = self._modes[1] is BodyMode.NONE and not self._observes

@@ -142,6 +142,9 @@ class SentPrompt:
     """None where the engine's tokens cannot be computed from text: token ids, several prompts, truncation, what only an
     instance has stored."""
     _: KW_ONLY
+    late_source: Callable[[], TokenSource] | None = None
+    """Reads the source of a prompt whose body was read without an object for each message, as only tokenizers need
+    it."""
     pooled: bool = False
     """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
     whole: Callable[[], SentPrompt] | None = None

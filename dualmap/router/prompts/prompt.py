@@ -235,6 +235,8 @@ async def read_prompt(
         return ReadPrompt(uncached_chain(prompt, learned.bytes_per_token), None, expected, limit)
     unrendered = Unrendered.UNSET if isinstance(prompt, TextPrompt) and prompt.has_media else None
     if tokenizer is not None:
+        if sent.late_source is not None:
+            sent = replace(sent, source=sent.late_source(), late_source=None)
         tokenized = await tokenizer.tokenize(sent, lora=lora, block_tokens=rule.token_block_tokens)
         if tokenized.chain is not None:
             return _tokenized(tokenized, tokenized.chain, sent, expected, learned)

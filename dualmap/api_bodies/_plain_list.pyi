@@ -1,0 +1,9 @@
+def plain_list(
+    body: bytes, quoted: bytes, only: bytes, api: int, /
+) -> tuple[bytes, bytes, list[tuple[int, int, int]]] | None:
+    """See ``plain_list.plain_list``.
+
+    Args:
+        quoted: name of the list, as JSON.
+        only: JSON that takes the place of the messages.
+    """
