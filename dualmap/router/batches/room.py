@@ -10,15 +10,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from dualmap.router.replica.runtime import Runtime
-from dualmap.scheduling.batches.slack import room_for_replica
+from dualmap.scheduling.batches.slack import FIRST_LINE_TOKENS, learned_line_tokens, room_for_replica
 from dualmap.statestore.errors import StoreError
 
 _log = logging.getLogger(__name__)
 
 LOOKED_AT_EVERY_S: Final = 0.25
-FIRST_LINE_TOKENS: Final = 2000
-"""The context of a line, before any was answered."""
-_LEARNED_PART: Final = 0.05
 
 
 class LineRoom:
@@ -36,7 +33,7 @@ class LineRoom:
 
     def learn(self, line_tokens: int) -> None:
         """Take in the context that a line had."""
-        self._line_tokens += _LEARNED_PART * (line_tokens - self._line_tokens)
+        self._line_tokens = learned_line_tokens(self._line_tokens, line_tokens)
 
     @property
     def waiting(self) -> int:

@@ -16,8 +16,20 @@ WAIT_PART: Final = 0.1
 """Part of the TTFT SLO that prefill work may take which already waits, where a batch adds more."""
 MEMORY_PART: Final = 0.8
 """Part of the KV memory that is used at most with requests of batches. The rest is for those that come meanwhile."""
-SEQUENCES_PART: Final = 0.5
-"""Part of the sequences of an instance that may be running where a batch adds one."""
+SEQUENCES_PART: Final = 0.1
+"""Part of the sequences of an instance that may be running where a batch adds one. Each one more makes every step
+longer, for all who are answered there: with half of the sequences the P99 of interactive first tokens rose by half
+(``benchmarks/batch_lines.py``)."""
+
+
+FIRST_LINE_TOKENS: Final = 2000
+"""The context of a line, before any was answered."""
+_LEARNED_PART: Final = 0.05
+
+
+def learned_line_tokens(line_tokens: float, seen_tokens: int) -> float:
+    """The context that a line is expected to have, once another one had ``seen_tokens``."""
+    return line_tokens + _LEARNED_PART * (seen_tokens - line_tokens)
 
 
 def room_of(load: InstanceLoad, slo_s: float, line_tokens: int) -> int:

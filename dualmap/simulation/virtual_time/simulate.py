@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from math import inf
 
+from dualmap.scheduling.batches.slack import FIRST_LINE_TOKENS, learned_line_tokens, room_for_replica
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.placing.placement import Claim
@@ -32,7 +33,7 @@ from dualmap.scheduling.request.machine import (
     RequestSpec,
     Sent,
 )
-from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.runs.turn import UNNAMED, hashed_name
@@ -64,6 +65,8 @@ OnProgress = Callable[[int], None]
 _SEED = cache_seed("simulated")
 _PROGRESS_EVERY = 100
 LEARNING_INTERVAL_S = 1.0
+LINES_BEGIN_EVERY_S = 0.25
+"""Time between two looks at the room for lines of batches."""
 SWEEP_INTERVAL_S = 1.0
 """Time between the leader's rounds over the queues, and of the refusal of what was held too long."""
 
@@ -147,6 +150,7 @@ class Simulation:
         self._pairs: dict[str, tuple[str, str]] = {}
         """The prefill and the decode instance of requests whose decode leg was sent first."""
         self._outcomes: list[RequestOutcome] = []
+        self._line_tokens = float(FIRST_LINE_TOKENS)
 
     def run(self) -> RunRecord:
         scenario = self._scenario
@@ -178,6 +182,8 @@ class Simulation:
         self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._sweep)
         if self._scheduling.admit_runs:
             self._every(SWEEP_INTERVAL_S, Priority.LEADER, self._repeat_parked)
+        if scenario.loop.lines:
+            self._every(LINES_BEGIN_EVERY_S, Priority.LEADER, self._begin_lines)
         for fault in scenario.faults:
             self._schedule_fault(fault)
         while len(self._events):
@@ -291,7 +297,12 @@ class Simulation:
         due_s = self._arrivals.due_s
         if due_s is None or due_s > now_s:
             return self._schedule_arrival()  # this one came by an earlier event
-        place = self._arrivals.take()
+        self._enter(self._arrivals.take())
+        return self._schedule_arrival()
+
+    def _enter(self, place: int) -> None:
+        """A request arrives at its router."""
+        now_s = self._now_s
         request, number = self._trace.requests[place], len(self._places)
         self._places.append(place)
         if self._skipped is None and self._counts(number):
@@ -299,7 +310,6 @@ class Simulation:
             self._watch.at_first = self._watch.counters()
         if self._arrivals.over:
             self._note_last()
-        self._schedule_arrival()
         if self._on_progress is not None and (number + 1) % _PROGRESS_EVERY == 0:
             self._on_progress(number + 1)
         chain = self._own_chain(request) if self._chains is None else self._chains[place]
@@ -318,6 +328,25 @@ class Simulation:
                 return None
         self._place(str(number), request, chain, pinned_to)
         return self._replica_of(str(number)).leader.listen(now_s)
+
+    def _begin_lines(self) -> None:
+        """Begin lines of batches where interactive requests leave room, as a replica does."""
+        for _ in range(self._room_for_lines()):
+            place = self._arrivals.take_line()
+            if place is None:
+                return
+            self._enter(place)
+
+    def _room_for_lines(self) -> int:
+        at_once, (replica,) = self._scenario.loop.lines_at_once, self.replicas
+        if at_once is not None:
+            return at_once - self._arrivals.lines_under_way
+        return room_for_replica(
+            replica.pool.loads().values(),
+            slo_s=self._scheduling.slo_ttft_s,
+            line_tokens=round(self._line_tokens),
+            replicas=1,
+        )
 
     def _note_last(self, _: float = 0.0) -> None:
         """Note the counters once no request will arrive any more."""
@@ -504,6 +533,11 @@ class Simulation:
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
         self._turn_over(outcome)
+        traced = self._traced(machine.request_id)
+        if traced.priority and traced.priority == self._scenario.loop.lines:
+            self._arrivals.line_ended()
+            if machine.outcome in ANSWERED:
+                self._line_tokens = learned_line_tokens(self._line_tokens, traced.input_tokens + traced.output_tokens)
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
 

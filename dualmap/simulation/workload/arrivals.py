@@ -5,6 +5,8 @@
   have ended: that of its session before it, and those of the sessions in ``after``. The others come at their times.
 * Clients: a fixed number of clients, each of which plays one session after the other and is idle only while it thinks.
   A request without a session is a session of its own, so that such clients are always busy.
+* Lines of batches: requests of one priority class that come as there is room, in the order of the trace, until the last
+  of the others has come.
 
 An answer that failed or was refused ends a turn as well. Nothing here waits or knows a clock: a replay drives it in
 real time and a simulation in virtual time. All times are those of the trace.
@@ -31,6 +33,10 @@ class Loop:
     """Send every request at its own time, also where the trace has think times. Excludes ``concurrency``."""
     seconds: float = inf
     """Nothing is sent later than so long after the first request."""
+    lines: str = ""
+    """The priority class whose requests are lines of batches; empty: there are none."""
+    lines_at_once: int | None = None
+    """Lines that are kept under way, whatever else comes; None: as many as there is room for."""
 
     def is_closed(self, trace: Trace) -> bool:
         """Whether any request of the trace waits for an answer."""
@@ -51,13 +57,20 @@ class Arrivals:
         self._end_s = self.first_s + loop.seconds
         self._due: list[tuple[float, int]] = []
         """A heap of (time, place)."""
-        self._sent = self._in_flight = 0
+        self._in_flight = 0
         self._followers: dict[int, list[int]] = {}
         self._missing: dict[int, int] = {}
         """The number of answers that a request waits for."""
+        self._lines = deque[int]()
+        self.lines_under_way = 0
+        if loop.lines:
+            self._lines.extend(place for place, each in enumerate(trace.requests) if each.priority == loop.lines)
+        self._left = len(self._requests) - len(self._lines)
+        """The number of requests that are no lines and have not been sent."""
         self._link(loop)
         self._clients: _Clients | None = None
-        roots = [place for place in range(len(self._requests)) if place not in self._missing]
+        apart = {*self._missing, *self._lines}
+        roots = [place for place in range(len(self._requests)) if place not in apart]
         if loop.concurrency is None:
             self._due = [(due_s, place) for place in roots if (due_s := self._requests[place].arrival_s) < self._end_s]
         else:
@@ -87,8 +100,8 @@ class Arrivals:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be sent."""
-        return not self._due and (self._in_flight == 0 or self._sent == len(self._requests))
+        """Whether nothing more will be sent, but for lines."""
+        return not self._due and (self._in_flight == 0 or self._left == 0)
 
     @property
     def known(self) -> Sequence[int]:
@@ -101,9 +114,21 @@ class Arrivals:
 
     def take(self) -> int:
         """The place of the next request, which is sent now."""
-        self._sent += 1
+        self._left -= 1
         self._in_flight += 1
         return heappop(self._due)[1]
+
+    def take_line(self) -> int | None:
+        """The place of the next line, which is sent now; None: there is none, or nothing else comes any more."""
+        if not self._lines or self.over:
+            return None
+        self._in_flight += 1
+        self.lines_under_way += 1
+        return self._lines.popleft()
+
+    def line_ended(self) -> None:
+        """One of the lines that were taken has ended; ``ended`` is called for it, too."""
+        self.lines_under_way -= 1
 
     def ended(self, place: int, now_s: float) -> bool:
         """The answer to a request that was taken has ended; returns whether another one's time is known by that."""

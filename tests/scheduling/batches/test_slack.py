@@ -22,7 +22,7 @@ def room(found: InstanceLoad, line_tokens: int = 100) -> int:
     return room_of(found, slo_s=5.0, line_tokens=line_tokens)
 
 
-def test_an_idle_instance_takes_half_of_its_sequences() -> None:
+def test_an_idle_instance_takes_a_part_of_its_sequences() -> None:
     assert room(load()) == SEQUENCES_PART * 100
 
 
@@ -38,7 +38,7 @@ def test_prefill_that_waits_leaves_no_room() -> None:
 
 
 def test_running_and_held_requests_take_sequences() -> None:
-    assert room(load(running_requests=30, queued_requests=15)) == 5
+    assert room(load(running_requests=4, queued_requests=3)) == 3
     assert room(load(running_requests=80)) == 0
 
 
@@ -49,5 +49,5 @@ def test_instances_that_are_not_ready_take_nothing(state: InstanceState) -> None
 
 def test_replicas_share_the_room_of_all_instances() -> None:
     loads = [load(), load(), load(state=InstanceState.DOWN)]
-    assert room_for_replica(loads, slo_s=5.0, line_tokens=100, replicas=3) == 34
-    assert room_for_replica(loads, slo_s=5.0, line_tokens=100, replicas=0) == 100
+    assert room_for_replica(loads, slo_s=5.0, line_tokens=100, replicas=3) == 7
+    assert room_for_replica(loads, slo_s=5.0, line_tokens=100, replicas=0) == 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from heapq import heappop, heappush
 
 import pytest
@@ -89,3 +90,19 @@ def test_what_waits_for_answers_is_a_closed_loop() -> None:
 
     assert Loop().is_closed(trace) and not Loop().is_closed(alone) and not Loop(open=True).is_closed(trace)
     assert Loop(concurrency=3).is_closed(alone)
+
+
+def test_lines_are_taken_as_there_is_room_until_the_last_of_the_others_has_come() -> None:
+    lines = [replace(turn(9.0), priority="batch") for _ in range(4)]
+    arrivals = Arrivals(Trace("t", 512, (turn(1), lines[0], turn(2), *lines[1:])), Loop(lines="batch"))
+
+    assert arrivals.due_s == 1
+    assert [arrivals.take_line(), arrivals.take_line()] == [1, 3]
+    assert arrivals.lines_under_way == 2
+    assert [arrivals.take(), arrivals.take()] == [0, 2]
+    assert arrivals.over
+    assert arrivals.take_line() is None
+    for place in (1, 3):
+        arrivals.line_ended()
+        arrivals.ended(place, 10.0)
+    assert arrivals.lines_under_way == 0
