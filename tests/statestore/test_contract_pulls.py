@@ -11,7 +11,7 @@ from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, L
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
-from dualmap.scheduling.state.tier_load import Source
+from dualmap.scheduling.state.tier_load import NO_LOAD, Source
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange
 from dualmap.statestore.pool import PoolStore
@@ -245,3 +245,64 @@ async def test_a_source_that_is_removed_leaves_no_booking(pool: PoolStore) -> No
     assert await pool.members.remove_instance("a")
 
     assert await booked_s(pool, "a", reply.seen.now_ms) == 0.0
+
+
+async def test_what_is_pulled_is_listed_with_the_first_token_and_not_before(pool: PoolStore) -> None:
+    await pullable(pool)
+    await pair(pool, "r")
+    meanwhile = await pair(pool, "next", "b")
+    await first_token(pool, "r", "b")
+    later = await pair(pool, "last", "b")
+
+    # an engine computes what another request of it is still pulling: so the next one pulls too
+    assert (meanwhile.seen.hits["b"], meanwhile.chosen.loads.source is not None) == (6, True)
+    assert (later.seen.hits["b"], later.chosen.loads) == (6, NO_LOAD)
+    assert (await pool.loads())["b"].cached_blocks == 6
+    await assert_sums_hold(pool)
+
+
+async def test_a_whole_answer_shows_what_was_pulled_for_it(pool: PoolStore) -> None:
+    await pullable(pool)
+    await pair(pool, "r")
+    await finish(pool, "r", seen=True)
+
+    assert (await pair(pool, "last", "b")).chosen.loads == NO_LOAD
+
+
+async def test_a_request_that_ends_in_its_pull_leaves_nothing_listed(pool: PoolStore) -> None:
+    await pullable(pool)
+    await pair(pool, "r")
+    await finish(pool, "r")
+
+    assert (await pool.loads())["b"].cached_blocks == 0
+
+
+async def test_the_source_stays_the_holder_of_a_prompt_until_its_copy_is_there(pool: PoolStore) -> None:
+    await pullable(pool)
+    await member(pool, "c")
+    await confirmed(pool, "a")
+    await pair(pool, "r", "b")
+    elsewhere = await pair(pool, "next", "c")
+    await first_token(pool, "r", "b")
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
+    after = await pair(pool, "last", "c", excluded=frozenset({"a"}))
+
+    assert elsewhere.chosen.loads.source is not None
+    assert elsewhere.chosen.loads.source.instance_id == "a"
+    assert after.chosen.loads.source is not None
+    assert after.chosen.loads.source.instance_id == "b"
+
+
+async def test_a_held_request_that_was_to_pull_and_is_moved_is_listed_where_it_is_sent(pool: PoolStore) -> None:
+    await pullable(pool)
+    await member(pool, "c")
+    await place(pool, "before", "b", tokens=800)
+    await pair(pool, "r", "b")
+    held = await record(pool, "r")
+    await pool.queues.migrate(held, "c", reason="rebalanced", fence=await lead(pool))
+    await sweep(pool, "c")
+
+    assert (await record(pool, "r")).state is RequestState.DISPATCHED
+    assert (await pool.loads())["c"].cached_blocks == 6
+    assert (await pool.loads())["b"].loading_ms == 0
+    await assert_sums_hold(pool)

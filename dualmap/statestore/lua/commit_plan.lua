@@ -22,9 +22,11 @@ local FIRST_STEP = 6
 -- Of the call.
 local now_ms, instance
 
--- Counts the request again: by now those before it may have brought its prefix.
+-- Counts the request again: by now those before it may have brought its prefix. What it pulls is listed with its first
+-- token.
 local function dispatch(request)
-  local chain, block_tokens = unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens'))
+  local chain, block_tokens, samples =
+    unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens', 'samples'))
   if chain then
     local prompt_tokens = request.told.prompt_tokens
     local most = kv.most_blocks(prompt_tokens, block_tokens)
@@ -33,11 +35,13 @@ local function dispatch(request)
     local loads = request.load_ms > 0 and tiers.found_blocks(instance, chain, resident) or 0
     local tokens = kv.prefill_tokens(prompt_tokens, block_tokens, resident + loads)
     request.uncached_tokens = request.load_ms > 0 and min(tokens, request.uncached_tokens) or tokens -- it may pull
-    kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
-    if instance.tiers > 0 then
-      tiers.stamp_chain(instance, chain, block_tokens, now_ms)
+    if not samples or request.load_ms == 0 then -- one that was moved pulls nothing
+      kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
+      if instance.tiers > 0 then
+        tiers.stamp_chain(instance, chain, block_tokens, now_ms)
+      end
+      call('HDEL', keys.request .. request.id, 'chain', 'block_tokens', 'samples')
     end
-    call('HDEL', keys.request .. request.id, 'chain', 'block_tokens')
   end
   request.state, request.deferred, request.dispatched_ms = 'dispatched', 0, now_ms
   local held = rules.context_tokens_of(request) / instance.kv_capacity_tokens

@@ -257,14 +257,20 @@ local function enter_chosen(request, resident, told, head)
   end
   requests.enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
-  kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp, best.listed,
-    request.told.prompt_tokens)
-  if instance.tiers > 0 and request.state ~= 'held' then
-    tiers.stamp_chain(instance, chain, placement.block_tokens, now_ms)
+  if best.load.pull then
+    pulls.keep_chain(key, chain, placement.block_tokens, samples)
+  else
+    kv.stamp_chain(instance, chain, placement.block_tokens, resident, best.hit, best.stamp, best.listed,
+      request.told.prompt_tokens)
+    if instance.tiers > 0 and request.state ~= 'held' then
+      tiers.stamp_chain(instance, chain, placement.block_tokens, now_ms)
+    end
   end
   if option.leg ~= 'decode' then
     instance.assigned_tokens = instance.assigned_tokens + request.uncached_tokens
-    prefix_index.stamp_samples(samples, instance.id)
+    if not best.load.pull then
+      prefix_index.stamp_samples(samples, instance.id)
+    end
     if placement.told.attempt == 1 then
       call('XADD', keys.arrivals, 'MAXLEN', '~', terms.arrivals, '*', 'at', now_ms, 'head', head)
     end

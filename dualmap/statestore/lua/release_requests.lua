@@ -12,6 +12,7 @@
 --       another one
 local budgets = require('shared.budgets')
 local instances = require('shared.instances')
+local pulls = require('shared.pulls')
 local records = require('records')
 local requests = require('shared.requests')
 local rules = require('rules')
@@ -39,6 +40,9 @@ local function prefill(id, note, seen, instance_id)
     return nil
   end
   local tokens = request.uncached_tokens
+  if request.load_ms > 0 then
+    pulls.list_pulled(request, instance, now_ms)
+  end
   rules.count_prefill(request, instance, 1)
   request.state = 'prefilled'
   if seen then
@@ -84,7 +88,10 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   if keeps and request.instance_id == '' then
     return nil
   end
-  local told = keeps and call('HGET', keys.request .. id, 'told')
+  local told, instance = keeps and call('HGET', keys.request .. id, 'told'), instances.read(request.instance_id)
+  if instance and seen and request.state == 'dispatched' and request.load_ms > 0 then
+    pulls.list_pulled(request, instance, now_ms)
+  end
   call('DEL', keys.request .. id)
   local stands = keeps and returned ~= ''
   if keeps then
@@ -104,7 +111,6 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
       usage.remember_lost(request, used, now_ms)
     end
   end
-  local instance = instances.read(request.instance_id)
   if instance then
     requests.leave(instance, request, now_ms)
     if request.dispatched_ms > 0 then

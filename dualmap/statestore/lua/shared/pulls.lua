@@ -2,9 +2,10 @@
 -- that is booked on the link of a source is over by itself.
 local instances = require('shared.instances')
 local kv = require('shared.kv')
+local prefix_index = require('shared.prefix_index')
 local tiers = require('shared.tiers')
-local tonumber = tonumber
-local call, ceil, max = redis.call, math.ceil, math.max
+local tonumber, unpack = tonumber, unpack
+local call, ceil, concat, max, sub = redis.call, math.ceil, table.concat, math.max, string.sub
 
 -- Instances in these states still have what they computed.
 local SERVES = { ready = true, draining = true, standby = true }
@@ -43,4 +44,34 @@ local function book(pull, now_ms)
   call('HSET', keys.instance_links, pull.source, from_ms + ceil(pull.own_s * 1000))
 end
 
-return { source_of = source_of, read_source = read_source, book = book }
+-- Keeps the chain of a request that pulls, and its sampled prefixes, with its record: until its first token comes its
+-- instance has none of what is pulled. An engine computes what another request of it is still pulling, so nothing is
+-- listed there before.
+local function keep_chain(request_key, chain, block_tokens, samples)
+  call('HSET', request_key, 'chain', chain, 'block_tokens', block_tokens, 'samples', concat(samples))
+end
+
+-- Lists what a request has pulled, or computed where the pull failed, now that its first token came.
+local function list_pulled(request, instance, now_ms)
+  local chain, block_tokens, packed =
+    unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens', 'samples'))
+  if not packed then
+    return
+  end
+  local hit, stamp = kv.hit_blocks(instance, chain)
+  kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
+  tiers.stamp_chain(instance, chain, block_tokens, now_ms)
+  local samples = {}
+  for first = 1, #packed, 8 do
+    samples[#samples + 1] = sub(packed, first, first + 7)
+  end
+  prefix_index.stamp_samples(samples, instance.id)
+end
+
+return {
+  source_of = source_of,
+  read_source = read_source,
+  book = book,
+  keep_chain = keep_chain,
+  list_pulled = list_pulled,
+}
