@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from dualmap.scheduling.state.adapter_wait import AT_HAND, AdapterWait
 from dualmap.scheduling.state.instance import (
     COUNTED,
     Counts,
@@ -131,12 +132,12 @@ class InstanceRecord(LiveCounts):
         window_tokens: float = 0.0,
         *,
         found: TierLoad = NO_LOAD,
-        adapter_s: float = 0.0,
+        adapter: AdapterWait = AT_HAND,
     ) -> InstanceLoad:
         seen_ms = self.last_prefill_ms
         silent_s = seconds_since(now_ms, seen_ms, self.running_since_ms) if self.running_requests > 0 else 0.0
         stalls = stalled_s(self, now_ms)
-        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, found, adapter_s)
+        derived = (hit_blocks, window_tokens, stalls, None, seen_ms, silent_s, self.hit_step_tokens, found, adapter)
         placed = (instance_id, _STATES[self.state], *_placed_figures(self), *_counts(self), *_named_figures(self))
         return in_order(InstanceLoad, (*placed, *derived))
 
@@ -166,7 +167,7 @@ def described(spec: InstanceSpec) -> dict[str, Any]:
 
 EMPTY: Final[Mapping[str, str | int]] = MappingProxyType({})
 EMPTY_LOADED: Final[Mapping[str, TierLoad]] = MappingProxyType({})
-NO_WAITS: Final[Mapping[str, float]] = MappingProxyType({})
+NO_WAITS: Final[Mapping[str, Sequence[float]]] = MappingProxyType({})
 _TEXTS = {"state", "role", *(each.name for each in fields(StoredRequest) if str(each.type) not in ("int", "bool"))}
 
 
@@ -334,10 +335,10 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
         flat: Sequence[Any],
         now_ms: int,
         loaded: Mapping[str, TierLoad] = EMPTY_LOADED,
-        waits: Mapping[str, float] = NO_WAITS,
+        waits: Mapping[str, Sequence[float]] = NO_WAITS,
     ) -> None:
         """``flat`` is an id, a record, a hit, an id, …; ``loaded`` has what is loaded from tiers, and ``waits`` the
-        seconds until the adapter is there, where it is not 0."""
+        fields of the waits for the adapter."""
         self._flat = flat
         self.loaded = loaded
         self._waits = waits
@@ -346,7 +347,7 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
         self._made: dict[str, InstanceLoad] = {}
 
     @property
-    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, TierLoad], Mapping[str, float]]:
+    def raw(self) -> tuple[Sequence[Any], int, Mapping[str, TierLoad], Mapping[str, Sequence[float]]]:
         """The arguments that the loads are made from."""
         return self._flat, self._now_ms, dict(self.loaded), dict(self._waits)
 
@@ -364,9 +365,9 @@ class ReportedLoads(Mapping[str, InstanceLoad]):
             record = self._flat[self._flat.index(instance_id.encode()) + 1]
             try:
                 found = TierLoad.of(self.loaded.get(instance_id, NO_LOAD))
-                adapter_s = self._waits.get(instance_id, 0.0)
+                adapter = AdapterWait(*self._waits.get(instance_id, AT_HAND))
                 load = InstanceRecord.parse(record).load(
-                    instance_id, self._now_ms, hit_blocks, found=found, adapter_s=adapter_s
+                    instance_id, self._now_ms, hit_blocks, found=found, adapter=adapter
                 )
                 self._made[instance_id] = load
             except (ValueError, TypeError) as error:

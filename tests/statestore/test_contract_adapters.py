@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from dualmap.scheduling.estimates.adapters import TURN_S
 from dualmap.scheduling.placing.placement import PlaceReply
+from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.engine.adapter_slots import AdapterMemory, AdapterSlots
 from dualmap.statestore.pool import PoolStore
@@ -32,7 +32,10 @@ async def used(pool: PoolStore, *adapters: str, clock: HandClock) -> None:
 
 
 def wait_s(reply: PlaceReply, name: str = "a") -> float:
-    return reply.seen.loads[name].adapter_s
+    """Time of the adapter's load; there is a slot for it."""
+    wait = reply.seen.loads[name].adapter
+    assert wait.turns == 0
+    return wait.load_s
 
 
 async def test_an_adapter_costs_what_its_place_by_last_use_says(pool: PoolStore, clock: HandClock) -> None:
@@ -69,8 +72,11 @@ async def test_a_request_waits_where_adapters_of_others_have_all_slots(pool: Poo
     await place(pool, "first", adapter="one")
     await place(pool, "second", adapter="two")
 
-    assert wait_s(await place(pool, "third", adapter="three")) == pytest.approx(TURN_S + HOST_S + DISK_S)
-    assert wait_s(await place(pool, "fourth", adapter="four")) == pytest.approx(2 * TURN_S + HOST_S + DISK_S)
+    third = await place(pool, "third", adapter="three")
+    fourth = await place(pool, "fourth", adapter="four")
+
+    assert third.seen.loads["a"].adapter == AdapterWait(HOST_S + DISK_S, 0.5)
+    assert fourth.seen.loads["a"].adapter == AdapterWait(HOST_S + DISK_S, 1.0)
 
 
 async def test_a_request_goes_where_its_adapter_is(pool: PoolStore) -> None:

@@ -388,6 +388,21 @@ async def test_those_that_cannot_cost_less_are_not_weighed(pool: PoolStore) -> N
     assert (reply.chosen.instance_id, list(reply.seen.loads)) == ("a", ["a"])
 
 
+@pytest.mark.parametrize(("disk_ms", "weighed"), [(3000, ["a", "b"]), (5000, ["a"])])
+async def test_a_request_leaves_its_adapter_where_a_load_costs_less(
+    pool: PoolStore, disk_ms: int, weighed: list[str]
+) -> None:
+    for name in ("a", "b"):
+        room = {"adapter_slots": 1, "adapter_host_slots": 1, "adapter_disk_ms": disk_ms}
+        await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9, **room))
+    await place(pool, "ahead", "a", adapter="one")
+
+    weights = Weights(LEAST_COST.cost._replace(adapter_s=1.0), PLAIN_TTFT)
+    reply = await beyond(pool, "r", "a", adapter="one", weights=weights)
+
+    assert list(reply.seen.loads) == weighed
+
+
 async def test_the_instance_that_was_last_given_the_prefix_is_weighed_first(pool: PoolStore) -> None:
     long = own_chain("long", 2500)
     await busy_pair_and_others(pool, "b", "c", "d")

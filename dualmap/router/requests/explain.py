@@ -16,6 +16,7 @@ from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Placed, PlaceStatus
 from dualmap.scheduling.request.machine import RequestMachine
 from dualmap.scheduling.request.outcome import Usage
+from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
@@ -511,7 +512,7 @@ def _round(
 
 def _load(instance_id: str, state: str, *figures: Any) -> InstanceLoad:
     load = in_order(InstanceLoad, (instance_id, InstanceState(state), *figures))
-    return replace(load, tiers=TierLoad.of(load.tiers))
+    return replace(load, tiers=TierLoad.of(load.tiers), adapter=AdapterWait(*load.adapter))
 
 
 _DECISION_FIELDS = [each.name for each in fields(Decision)]

@@ -28,21 +28,24 @@ class AdapterRoom(Protocol):
     def adapter_disk_ms(self) -> int: ...
 
 
-TURN_S = 2.0
-"""Time that a request waits for a slot where all are taken by adapters of running requests, for each adapter before it:
-about what an answer of some hundred tokens takes."""
+PRIOR_ANSWER_S = 6.0
+"""Time for which an answer uses its adapter, before the pool has shown any: some hundred tokens."""
 
 
-def adapter_s(instance: AdapterRoom, place: int, running: int) -> float:
-    """Time until the adapter of a request is on the device, in seconds.
+def adapter_load_s(instance: AdapterRoom, place: int) -> float:
+    """Time of the load of an adapter onto the device, in seconds.
 
     ``place`` is that of the adapter in the instance's order by last use, from 0 on; one that is not in it has the place
-    behind the last. ``running`` adapters have requests there. The scripts run the same rule.
+    behind the last. The scripts run this rule and the next.
     """
-    slots, host_slots = instance.adapter_slots, instance.adapter_host_slots
-    if place < slots:
+    if place < instance.adapter_slots:
         return 0.0
-    waits_s = max(0, running - slots + 1) * TURN_S
-    if place < host_slots:
-        return waits_s + instance.adapter_host_ms / 1000
-    return waits_s + (instance.adapter_host_ms + instance.adapter_disk_ms) / 1000
+    if place < instance.adapter_host_slots:
+        return instance.adapter_host_ms / 1000
+    return (instance.adapter_host_ms + instance.adapter_disk_ms) / 1000
+
+
+def slot_turns(instance: AdapterRoom, running: int) -> float:
+    """Time until an adapter that is not on the device has a slot there, in answers: each of the slots becomes free once
+    in the time of one, so ``running`` adapters, all of which have requests there, leave one after the other."""
+    return max(0, running - instance.adapter_slots + 1) / instance.adapter_slots

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dualmap.scheduling.estimates.adapters import PRIOR_ANSWER_S
 from dualmap.scheduling.estimates.answer_length import PRIOR_MEANS
 from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS
 from dualmap.scheduling.estimates.weights import Form
@@ -35,6 +36,9 @@ class Learned:
     image_tokens: float = PRIOR_IMAGE_TOKENS
     """Mean tokens of an image in a prompt, without those of its mark in the rendered text."""
 
+    answer_s: float = PRIOR_ANSWER_S
+    """Mean time of recent answers that streamed, for which each used its adapter."""
+
     ttft: Form = field(init=False, compare=False, repr=False)
     """The expected TTFT, learned from the pool's own history."""
 
@@ -49,4 +53,5 @@ class Learned:
             kv_demand=kv_demand,
             load_s=1.0,
             adapter_s=1.0,
+            slot_turns=self.answer_s,
         )

@@ -49,7 +49,7 @@ class FirstTokenSample:
     prefilled_ms: int
     features: tuple[float, ...] | None
     """Features of its placement, as ``features_to_note`` returns them; None where its TTFT says nothing: it was
-    retried, migrated, or deferred."""
+    retried, migrated, or deferred, or waited for a slot for its adapter."""
     _: KW_ONLY
     unseen: int = 0
     """Prefills without a seen end since ``former_ms``: of answers that do not stream. The time between has a part in
@@ -220,13 +220,14 @@ class FleetLearner:
             self._answers.add(content.output_limit, content.answer_tokens)
             self.learned = replace(self.learned, answer_tokens=self._answers.means)
         if content.answer_ms and content.answer_tokens > 1:
-            self._learn_tpot(content.answer_ms / 1000 / (content.answer_tokens - 1))
+            self._learn_time(content.answer_ms / 1000, content.answer_tokens - 1)
 
-    def _learn_tpot(self, tpot_s: float) -> None:
-        former_s = self.learned.tpot_s
-        if former_s is not None:
-            tpot_s = TPOT_KEEP * former_s + (1 - TPOT_KEEP) * tpot_s
-        self.learned = replace(self.learned, tpot_s=tpot_s)
+    def _learn_time(self, answer_s: float, gaps: int) -> None:
+        learned, tpot_s = self.learned, answer_s / gaps
+        if learned.tpot_s is not None:
+            tpot_s = TPOT_KEEP * learned.tpot_s + (1 - TPOT_KEEP) * tpot_s
+        answer_s = TPOT_KEEP * learned.answer_s + (1 - TPOT_KEEP) * answer_s
+        self.learned = replace(learned, tpot_s=tpot_s, answer_s=answer_s)
 
     def _learn_ratio(self, content: EndSample) -> None:
         self._text_bytes += content.text_bytes

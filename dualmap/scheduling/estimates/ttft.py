@@ -10,6 +10,7 @@ The features that placements are weighed by (``scheduling.estimates.weights``) a
 
 from __future__ import annotations
 
+from dualmap.scheduling.estimates.adapters import PRIOR_ANSWER_S
 from dualmap.scheduling.settings import DECODE_STALL_S
 from dualmap.scheduling.state.instance import InstanceLoad
 
@@ -41,4 +42,5 @@ def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> fl
 
 def expected_ttft_s(load: InstanceLoad, uncached_tokens: int, decode_stall_s: float = DECODE_STALL_S) -> float:
     """TTFT of a request that would queue last on the instance."""
-    return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens) + load.tiers.load_s + load.adapter_s
+    adapter_s = load.adapter.load_s + load.adapter.turns * PRIOR_ANSWER_S
+    return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens) + load.tiers.load_s + adapter_s

@@ -13,6 +13,7 @@ from __future__ import annotations
 from operator import mul
 from typing import Annotated, Final, NamedTuple, get_type_hints
 
+from dualmap.scheduling.estimates.adapters import PRIOR_ANSWER_S
 from dualmap.scheduling.estimates.ttft import ahead_s, compute_s, counted_stall_s
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, kv_demand
@@ -58,7 +59,9 @@ class Form(NamedTuple):
     """Cost of a second for which the request's own loads keep a link, which later loads wait for, and their blocks of
     the device's memory: so times one more than running contexts in multiples of the KV memory."""
     adapter_s: Annotated[float, "loads of adapters"] = 0.0
-    """Cost of a second until the request's adapter is on the device."""
+    """Cost of a second for which the request's adapter is loaded, and the engine computes nothing."""
+    slot_turns: Annotated[float, "waits for adapter slots"] = 0.0
+    """Cost of the time of an answer, for which the request alone waits until its adapter has a slot on the device."""
 
     def of(self, features: Form) -> float:
         """The weighted sum."""
@@ -97,7 +100,7 @@ def features_of(load: InstanceLoad, chain: Chain, stall_from_s: float, hot_token
         hot_tokens,
         load.tiers.load_s,
         load.tiers.link_s,
-        load.adapter_s,
+        *load.adapter,
     )
 
 
@@ -112,6 +115,7 @@ def features_at(
     load_s: float,
     link_s: float,
     adapter_s: float,
+    slot_turns: float,
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
     (``statestore.pool.rules``) on the instance's record."""
@@ -135,12 +139,15 @@ def features_at(
         load_s=load_s,
         link_s=link_s * (1.0 + demand),
         adapter_s=adapter_s,
+        slot_turns=slot_turns,
     )
 
 
-def idle_features(prefill_tokens_per_s: float, uncached_tokens: int, prompt_tokens: int, hot_tokens: int) -> Form:
-    """The features of an instance of this rate that has nothing to do and loads nothing. The scripts run the same
-    rule."""
+def idle_features(
+    prefill_tokens_per_s: float, uncached_tokens: int, prompt_tokens: int, hot_tokens: int, adapter_s: float
+) -> Form:
+    """The features of an instance of this rate that has nothing to do and loads no more than the request's adapter.
+    The scripts run the same rule."""
     return Form(
         constant=1.0,
         compute_s=uncached_tokens / prefill_tokens_per_s,
@@ -148,6 +155,7 @@ def idle_features(prefill_tokens_per_s: float, uncached_tokens: int, prompt_toke
         attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
         prompt_tokens=prompt_tokens,
         hot_compute_s=hot_uncached_tokens(hot_tokens, prompt_tokens, uncached_tokens) / prefill_tokens_per_s,
+        adapter_s=adapter_s,
     )
 
 
@@ -168,6 +176,6 @@ def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2)
 
 
-PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0, adapter_s=1.0)
+PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0, adapter_s=1.0, slot_turns=PRIOR_ANSWER_S)
 """TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included, and loads
 from tiers (``scheduling.estimates.kv_tiers``) and of adapters (``scheduling.estimates.adapters``)."""

@@ -2029,7 +2029,8 @@ class RequestMachine:
         assert self.placed is not None
         assert self.spec.chain is not None
         features = self.placed.features(self.spec.chain, self.rules.search.decode_stall_s)
-        return orjson.dumps({"features": features_to_note(features)}).decode()
+        noted = None if features.slot_turns else features_to_note(features)
+        return orjson.dumps({"features": noted}).decode()
 
     def _finished_sample(self) -> str:
         """The sample of how many tokens its prompt and its answer had; "" where neither is known."""

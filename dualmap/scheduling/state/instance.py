@@ -8,6 +8,7 @@ from enum import StrEnum
 from operator import attrgetter
 from typing import Final, Protocol
 
+from dualmap.scheduling.state.adapter_wait import AT_HAND, AdapterWait
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.values import documented, value
 
@@ -186,8 +187,8 @@ class InstanceLoad(LiveCounts):
     may end one (``scheduling.prompts.cache_groups``)."""
     tiers: TierLoad = NO_LOAD
     """The loads from tiers that a request would make there: a part of ``hit_blocks``."""
-    adapter_s: float = 0.0
-    """Time until the adapter of the request in question is on the device (``scheduling.estimates.adapters``)."""
+    adapter: AdapterWait = AT_HAND
+    """The wait of the request in question for its adapter."""
 
     @property
     def in_flight(self) -> int:

@@ -27,6 +27,7 @@ from dualmap.scheduling.placing.decision import Decision, Reason
 from dualmap.scheduling.placing.placement import Chosen, Observation, Placed, PlaceReply, PlaceStatus
 from dualmap.scheduling.request.outcome import Usage
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
+from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
@@ -121,9 +122,9 @@ LOADS = TierLoad(3, 0.25, 0.05, 384, (("host", 2), ("pool", 4)))
     [
         {
             "a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2, tiers=LOADS),
-            "b": InstanceLoad("b", InstanceState.READY),
+            "b": InstanceLoad("b", InstanceState.READY, adapter=AdapterWait(0.5, 1.0)),
         },
-        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000, {"a": LOADS}),
+        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000, {"a": LOADS}, {"b": [0.5, 1.0]}),
     ],
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.estimates.adapters import TURN_S, adapter_s
+from dualmap.scheduling.estimates.adapters import adapter_load_s, slot_turns
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -10,20 +10,14 @@ from dualmap.scheduling.state.instance import InstanceSpec
 ROOM = InstanceSpec("a", "http://a", adapter_slots=2, adapter_host_slots=4, adapter_host_ms=20, adapter_disk_ms=500)
 
 
-@pytest.mark.parametrize(
-    ("place", "running", "seconds"),
-    [
-        (0, 0, 0.0),
-        (1, 5, 0.0),
-        (2, 1, 0.02),
-        (3, 0, 0.02),
-        (4, 0, 0.52),
-        (2, 2, TURN_S + 0.02),
-        (9, 3, 2 * TURN_S + 0.52),
-    ],
-)
-def test_the_place_of_an_adapter_and_those_that_run_say_what_it_costs(place: int, running: int, seconds: float) -> None:
-    assert adapter_s(ROOM, place, running) == pytest.approx(seconds)
+@pytest.mark.parametrize(("place", "seconds"), [(0, 0.0), (1, 0.0), (2, 0.02), (3, 0.02), (4, 0.52), (9, 0.52)])
+def test_the_place_of_an_adapter_says_how_long_its_load_takes(place: int, seconds: float) -> None:
+    assert adapter_load_s(ROOM, place) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(("running", "answers"), [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (5, 2.0)])
+def test_each_of_two_slots_becomes_free_once_in_the_time_of_an_answer(running: int, answers: float) -> None:
+    assert slot_turns(ROOM, running) == answers
 
 
 PROMPT = Chain((11, 12, 13), 100, 300, root=7)

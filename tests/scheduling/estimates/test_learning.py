@@ -131,6 +131,16 @@ def test_the_ttft_is_learned_from_first_tokens_with_features_alone() -> None:
     assert expected_s == pytest.approx(1.6, rel=0.05)
 
 
+def test_the_wait_for_a_slot_follows_how_long_answers_take() -> None:
+    learner = FleetLearner(Learned())
+    ended = EndSample(tokens=900, answer_tokens=101, answer_ms=2000)
+
+    learner.learn([Sample("1-0", ended)] * 400, {}, {}, 0)
+
+    assert learner.learned.answer_s == pytest.approx(2.0, rel=0.01)
+    assert learner.learned.ttft.slot_turns == learner.learned.answer_s
+
+
 def test_the_time_of_a_load_is_no_time_of_computing() -> None:
     plain = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1))
     loading = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1, load_s=2.0))

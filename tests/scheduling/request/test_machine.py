@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -66,7 +67,8 @@ from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.runs.turn import RunName, Turn, TurnEnd
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.adapter_wait import AdapterWait
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.tenants.budgets import Drawn
@@ -1327,3 +1329,15 @@ def test_a_request_without_a_tenant_is_passed_on_without_the_store() -> None:
     life.on(Arrived())
 
     assert life.names == ["Send"]
+
+
+@pytest.mark.parametrize(("wait", "teaches"), [(AdapterWait(0.5, 0.0), True), (AdapterWait(0.5, 1.0), False)])
+def test_a_request_that_waited_for_a_slot_teaches_no_ttft(wait: AdapterWait, teaches: bool) -> None:
+    life = Life()
+    life.dispatch()
+    placed = life.placed()
+    loads = {"a": InstanceLoad("a", InstanceState.READY, adapter=wait)}
+    placed.reply = replace(placed.reply, seen=replace(placed.reply.seen, loads=loads))
+    life.machine.placed = placed
+
+    assert (json.loads(life.machine.ttft_sample())["features"] is not None) is teaches

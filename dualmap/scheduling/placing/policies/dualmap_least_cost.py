@@ -41,6 +41,12 @@ def _miss_cost(cost: float) -> Form:
     return Form(cost)
 
 
+@lru_cache(maxsize=256)
+def _adapter_cost(cost: Form, answer_s: float) -> Form:
+    """The cost of a request for an adapter: it may wait for a slot, as long as answers take there."""
+    return cost._replace(slot_turns=answer_s)
+
+
 @dataclass(frozen=True)
 class DualMapLeastCost(BeyondPair):
     """The least ``work ahead + recompute_weight * own prefill + KV memory in use``, over a few instances.
@@ -75,7 +81,8 @@ class DualMapLeastCost(BeyondPair):
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return Weights(self._cost, learned.ttft, _miss_cost(self.options.miss_penalty * query.slo_s))
+        cost = self._cost if query.chain.root is None else _adapter_cost(self._cost, learned.answer_s)
+        return Weights(cost, learned.ttft, _miss_cost(self.options.miss_penalty * query.slo_s))
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str

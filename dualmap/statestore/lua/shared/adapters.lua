@@ -5,15 +5,24 @@ local rules = require('rules')
 local pairs, tonumber, max = pairs, tonumber, math.max
 local call, concat, format = redis.call, table.concat, string.format
 
--- Time until the adapter of a request is on the device of an instance, in seconds.
-local function wait_s(instance, adapter)
+-- Time of the load of an adapter that the instance does not have, in seconds.
+local function new_load_s(instance)
+  return rules.adapter_load_s(instance, max(instance.adapter_slots, instance.adapter_host_slots))
+end
+
+-- What a request waits for until its adapter is on the device of an instance: the seconds of its load, and the time
+-- until it has a slot, in answers.
+local function waits_on(instance, adapter)
   if instance.adapter_slots == 0 then
-    return 0
+    return 0, 0
   end
   local key = keys.adapters .. instance.id
-  local place = call('ZREVRANK', key, adapter) or instance.adapter_host_slots
-  local running = place < instance.adapter_slots and 0 or call('ZCOUNT', key, terms.running_score, '+inf')
-  return rules.adapter_s(instance, place, running)
+  local place = call('ZREVRANK', key, adapter)
+  if place and place < instance.adapter_slots then
+    return 0, 0
+  end
+  local load_s = place and rules.adapter_load_s(instance, place) or new_load_s(instance)
+  return load_s, rules.slot_turns(instance, call('ZCOUNT', key, terms.running_score, '+inf'))
 end
 
 -- One more request of the adapter runs there.
@@ -37,13 +46,13 @@ local function end_use(instance, adapter, now_ms)
   end
 end
 
--- The times until the adapter is there, on each of some instances, as a placement replies them.
-local function text_of(waits)
+-- The waits of a request for its adapter, by the ids of their offers, as a placement replies them.
+local function text_of(offers)
   local texts = {}
-  for id, seconds in pairs(waits) do
-    texts[#texts + 1] = format('"%s":%.17g', id, seconds)
+  for id, offer in pairs(offers) do
+    texts[#texts + 1] = format('"%s":[%.17g,%.17g]', id, offer.adapter_s, offer.slot_turns)
   end
   return '{' .. concat(texts, ',') .. '}'
 end
 
-return { text_of = text_of, wait_s = wait_s, begin_use = begin_use, end_use = end_use }
+return { text_of = text_of, new_load_s = new_load_s, waits_on = waits_on, begin_use = begin_use, end_use = end_use }
