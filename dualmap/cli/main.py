@@ -96,6 +96,11 @@ COMMANDS = {
         "explain why a request went where it went", "dualmap.cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")
     ),
     "adapters": Command("where a pool's LoRA adapters are", "dualmap.cli.adapters", ("", "--pool small --json")),
+    "batches": Command(
+        "batches of requests that nobody waits for, and how far they are",
+        "dualmap.cli.batches",
+        ("", "--tenant acme --json"),
+    ),
     "runs": Command(
         "agents' runs on the memory of the fleet, and those that wait for it",
         "dualmap.cli.runs",

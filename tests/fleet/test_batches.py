@@ -117,12 +117,15 @@ def test_a_batch_with_bad_lines_fails_with_an_error_by_line_and_runs_nothing(fle
 
 def test_a_cancelled_batch_keeps_what_was_answered(fleet: Fleet, client: OpenAI) -> None:
     batch = made(client, [line(fleet, number) for number in range(2000)])
+    assert batch.id in fleet.dualmap("batches", "--url", fleet.endpoint)
     until(lambda: (client.batches.retrieve(batch.id).request_counts or batch).completed > 0, "some are answered")
 
     assert client.batches.cancel(batch.id).status in ("cancelling", "cancelled")
 
     over = ended(client, batch)
     assert over.status == "cancelled"
+    assert batch.id not in fleet.dualmap("batches", "--url", fleet.endpoint)
+    assert batch.id in fleet.dualmap("batches", "--url", fleet.endpoint, "--tenant", "")
     assert over.request_counts is not None
     assert 0 < over.request_counts.completed < 2000
     assert len(read(client, over.output_file_id)) == over.request_counts.completed

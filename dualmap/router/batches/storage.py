@@ -75,15 +75,6 @@ class BatchStorage:
 
         return await asyncio.to_thread(write)
 
-    async def read(self, name: str) -> bytes:
-        """Everything of a small file."""
-
-        def read() -> bytes:
-            with self.open(name) as file:
-                return file.read()
-
-        return await asyncio.to_thread(read)
-
     async def pieces(self, name: str) -> AsyncIterator[bytes]:
         """A file, piece by piece."""
         file = await asyncio.to_thread(self.open, name)

@@ -28,6 +28,7 @@ from dualmap.router.admin import (
 )
 from dualmap.router.admin import settings as fleet_settings
 from dualmap.router.admin.auth import admin_finder, caller_of, require_caller
+from dualmap.router.batches import admin_routes as batch_admin
 from dualmap.router.batches import routes as batch_routes
 from dualmap.router.batches.service import Batches
 from dualmap.router.errors import (
@@ -87,6 +88,7 @@ def create_app(runtime: Runtime, batches: Batches | None = None) -> FastAPI:
         app.include_router(part.routes, dependencies=[needs_admin])
     app.include_router(usage.own_routes)
     app.include_router(batch_routes.routes)
+    app.include_router(batch_admin.routes, dependencies=[needs_admin])
     if settings.ui:
         add_ui(app, runtime, needs_admin)
     return app

@@ -1,0 +1,62 @@
+"""``dualmap batches``: batches that are not over, and how far they are, through any replica's ``/admin``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Group
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dualmap.cli.admin_api import AdminApi, add_connection_arguments
+from dualmap.cli.as_json import as_json
+from dualmap.cli.settings import Settings
+from dualmap.simulation.figures.terminal import terminal
+
+_COLUMNS = ("batch", "tenant", "status", "", "answered", "failed", "lines", "ends in")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_connection_arguments(parser)
+    parser.add_argument("--tenant", metavar="NAME", help="all batches of this tenant, also those that are over")
+    parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
+
+
+def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
+    return not arguments.url
+
+
+def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    query = {} if arguments.tenant is None else {"tenant": arguments.tenant}
+    found = AdminApi(arguments, settings).call("GET", "/batches", query=query)
+    if arguments.json:
+        print(as_json(found))
+    else:
+        terminal().print(batches_table(found))
+    return 0
+
+
+def batches_table(found: dict[str, Any]) -> Group:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in ("answered", "failed", "lines", "ends in") else "left")
+    for each in found["batches"]:
+        counts = each["request_counts"]
+        done = counts["completed"] + counts["failed"]
+        table.add_row(
+            each["id"], each["tenant"], each["status"], ProgressBar(max(1, counts["total"]), done, width=20),
+            f"{counts['completed']:,}", f"{counts['failed']:,}", f"{counts['total']:,}",
+            _duration(each["expires_at"] - found["now"]),
+        )  # fmt: skip
+    said = f"{len(found['batches'])} batches" if found["batches"] else "no batches"
+    return Group(Text(said), table)
+
+
+def _duration(time_s: int) -> str:
+    """A time to the minute; empty once it is over."""
+    if time_s <= 0:
+        return ""
+    hours, minutes = divmod(-(-time_s // 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"
