@@ -90,20 +90,27 @@ class AdminApi:
         return answer.json
 
     def send(
-        self, method: str, path: str, body: dict[str, Any] | None = None, query: Mapping[str, object] | None = None
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        query: Mapping[str, object] | None = None,
+        *,
+        folder: str = "/admin",
+        timeout_s: float = _TIMEOUT_S,
     ) -> HttpReply:
-        """The answer, with any status.
+        """The answer, with any status; ``folder`` is that of the path.
 
         Raises:
             CommandError: no server answers.
         """
         fields = {**(query or {}), **({"pool": self._pool} if self._pool else {})}
         answer = fetch(
-            f"{self._base_url}/admin{path}{'?' if fields else ''}{urlencode(fields)}",
+            f"{self._base_url}{folder}{path}{'?' if fields else ''}{urlencode(fields)}",
             method=method,
             body=body,
             key=self._key,
-            timeout_s=_TIMEOUT_S,
+            timeout_s=timeout_s,
             fields={"x-dualmap-by": user_and_machine()},
         )
         if answer.status == 0:

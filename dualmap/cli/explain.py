@@ -105,6 +105,8 @@ def rendered(found: dict[str, Any]) -> RenderableType:
             f"run {found['run'][:12]}, named by {found['run_named_by']}" if found["run"] else "a run without a name"
         )
         parts.append(f"  Turn of {of_run}: waited {found['parked_s']:.3f} s for memory")
+    if found.get("adapter_wait_s"):  # a replica of another version may not know it
+        parts.append(f"  Waited {found['adapter_wait_s']:.3f} s for its adapter to be loaded")
     if found.get("priority_class"):
         parts.append(f"  Class {found['priority_class']}, band {found['band']}")
     if found.get("share"):

@@ -95,7 +95,11 @@ COMMANDS = {
     "explain": Command(
         "explain why a request went where it went", "dualmap.cli.explain", ("", "chatcmpl-4f1c", "4f1c --json")
     ),
-    "adapters": Command("where a pool's LoRA adapters are", "dualmap.cli.adapters", ("", "--pool small --json")),
+    "adapters": Command(
+        "load and unload LoRA adapters, and see where they are",
+        "dualmap.cli.adapters",
+        ("", "load sql-writer /adapters/sql-writer --rank 16", "unload sql-writer", "--pool small --json"),
+    ),
     "batches": Command(
         "batches of requests that nobody waits for, and how far they are",
         "dualmap.cli.batches",

@@ -6,10 +6,20 @@ import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from dualmap.scheduling.state.registered_adapters import LONGEST_PATH, is_folder, normal_path
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
 from dualmap.scheduling.tenants.tenant import Tenant
+
+
+def folder(path: str) -> str:
+    """The plain spelling of an absolute path. Raises ValueError for any other."""
+    plain = normal_path(path)
+    if not is_folder(plain) or plain == "/":
+        raise ValueError("must be the absolute path of a folder, as engines see it")
+    return plain
+
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 NAME_IN_WORDS = (
@@ -17,6 +27,7 @@ NAME_IN_WORDS = (
 )
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 ModelName = Annotated[str, Field(max_length=4096)]
+AdapterFolder = Annotated[str, Field(max_length=LONGEST_PATH), AfterValidator(folder)]
 Amount = Annotated[int, Field(ge=1, lt=2**53)]
 SHORTEST_KEY = 8
 
@@ -106,6 +117,11 @@ class TenantFields(BaseModel):
     )
     models: tuple[str, ...] = Field((), description="models, aliases and LoRA names that it may use; empty: all")
     pools: tuple[str, ...] = Field((), description="pools that it may use; empty: all")
+    adapter_paths: tuple[AdapterFolder, ...] = Field(
+        (),
+        description="folders on the engines' hosts from which it may load LoRA adapters of its own; empty: none",
+    )
+    max_adapters: int = Field(16, ge=0, le=2000, description="LoRA adapters that it may have registered in each pool")
     priority_class: Name | None = Field(None, description="the highest priority class of its requests (none: no class)")
     weight: float = Field(1.0, gt=0, description="share of the work, relative to the weights of other tenants")
     shares_cache: bool = Field(
@@ -134,6 +150,8 @@ class TenantFields(BaseModel):
             self.priority_class or "",
             self.weight,
             shares_cache=self.shares_cache,
+            adapter_paths=self.adapter_paths,
+            max_adapters=self.max_adapters,
             draws_asked=self.draws == "asked",
         )
 

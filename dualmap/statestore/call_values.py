@@ -11,6 +11,7 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueueHead
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.values import documented, value
 from dualmap.statestore.kv_views import KvEventRecord
@@ -30,6 +31,9 @@ class Membership:
     """Scheduling settings that were changed in the running fleet, by dotted name."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Model names that operators added in the running fleet: "" for another name of the pool's model, else ``lora``."""
+    _: KW_ONLY
+    adapters: Mapping[str, RegisteredAdapter] = field(default_factory=dict)
+    """Adapters that were registered in the running fleet, those that were unloaded among them."""
 
 
 @dataclass(frozen=True, slots=True)

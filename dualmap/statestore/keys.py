@@ -40,6 +40,8 @@ class PoolKeys:
     leader = _Key("leader")
     learned = _Key("learned")
     names = _Key("names")
+    adapter_records = _Key("adapter_records")
+    adapter_failures = _Key("adapter_records:failures")
     settings = _Key("settings")
     settings_history = _Key("settings:history")
     hotness_tree = _Key("hotness:tree")

@@ -21,6 +21,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.batches.batch_book import BatchBook
 from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
+from dualmap.statestore.pool.adapter_registry import AdapterRegistry
 from dualmap.statestore.pool.chronicle import Chronicle
 from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members
@@ -88,6 +89,9 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
     # what operators look at and change through it
     @property
     def members(self) -> Members: ...
+
+    @property
+    def adapters(self) -> AdapterRegistry: ...
 
     @property
     def settings(self) -> RunningSettings: ...

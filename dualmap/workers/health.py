@@ -235,10 +235,9 @@ class HealthChecker:
         """The model names that the instance lists by now, for the store; and the record after that."""
         found = await self._prober.models(spec.url)
         models = found.after(spec.models)
-        changes: dict[str, Any] = {}
-        if models != spec.models:
+        changes = found.changes(spec)
+        if "models" in changes:
             self._report_models(spec, models)
-            changes["models"] = models
         if models and any(models.values()) and not spec.adapter_slots:
             # It serves adapters, and vLLM reports its slots from its first request for one on.
             changes |= adapter_room(spec, await self._prober.adapter_slots(spec.url), None, self._adapters)
@@ -437,13 +436,12 @@ class HealthChecker:
             facts.max_num_batched_tokens,
             facts.max_num_seqs,
         )
-        models = facts.model_list.after(None)  # it may be another server than before
+        models = facts.model_list.after(None)
         if (complaint := refused_list(facts.model_list.status) or self._unlisted(models)) is not None:
             log.warning("pool=%s instance=%s: %s", self._pool.name, spec.instance_id, complaint)
         changes: dict[str, Any] = dict(reported_changes(spec, facts, self._limits.get(spec.instance_id, {})))
         changes |= adapter_room(spec, facts.adapter_slots, facts.adapter_host_slots, self._adapters)
-        if models != spec.models:
-            changes["models"] = models
+        changes |= facts.model_list.changes(spec, may_be_another=True)
         self._limits[spec.instance_id] = reported_limits(facts)
         if changes:
             await self._pool.members.update_instance(spec.instance_id, changes, fence=self._fence)

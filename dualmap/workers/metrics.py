@@ -89,6 +89,12 @@ class WorkerMetrics:
             ["pool", "outcome"],
             registry=self.registry,
         )
+        self.adapter_steps = Counter(
+            "dualmap_worker_adapter_steps",
+            "Calls of the leader to instances about registered adapters, by what they did",
+            ["pool", "step", "result"],
+            registry=self.registry,
+        )
         self.health_cut_off = Gauge(
             "dualmap_worker_health_cut_off",
             "1 while the checks of most instances fail at once, so that only those go down that a router has lost too",

@@ -8,12 +8,14 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from dualmap.runtime.engine_adapters import EngineAdapters
 from dualmap.runtime.pool_settings import KvTierSettings
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.placing.policies import build_policy, queue_order_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.statestore.leases import Lease
 from dualmap.workers.actuators import actuator_of
+from dualmap.workers.adapter_keeper import AdapterKeeper
 from dualmap.workers.allotter import Allotter, Pools
 from dualmap.workers.context import LeaderContext, PoolContext
 from dualmap.workers.health import HealthChecker
@@ -105,6 +107,7 @@ class PoolWorker:
         async with (
             self._prober() as prober,
             HealthChecker(context, prober) as health,
+            AdapterKeeper(context, EngineAdapters(self._engine_key, self._trust)) as adapters,
             _discovery(context, on_change=reader.forget_membership) as discovery,
         ):
             await context.pool.upkeep.mend(fence=context.fence)  # before anything is read
@@ -112,7 +115,7 @@ class PoolWorker:
                 overrides = (await reader.membership()).overrides
                 scheduling = context.pool.settings.in_force(overrides)
                 hotness = HotnessJob(context, scheduling)
-                lasting: list[Job] = [health, hotness, Allotter(context, self._pools), *discovery]
+                lasting: list[Job] = [health, hotness, adapters, Allotter(context, self._pools), *discovery]
                 jobs = [SettingsWatch(reader, overrides), *lasting, *_jobs_by_settings(context, scheduling, prober)]
                 async with _scalers(context, scheduling, hotness) as scalers:
                     try:
@@ -120,12 +123,14 @@ class PoolWorker:
                     except SettingsChangedError:
                         log.info("scheduling settings changed pool=%s", context.pool.name)
 
+    @property
+    def _engine_key(self) -> str | None:
+        key = self._context.worker.upstream_api_key
+        return key.get_secret_value() if key else None
+
     def _prober(self) -> Prober:
         worker = self._context.worker
-        key = worker.upstream_api_key
-        return Prober(
-            timeout_s=worker.health_timeout_s, api_key=key.get_secret_value() if key else None, trust=self._trust
-        )
+        return Prober(timeout_s=worker.health_timeout_s, api_key=self._engine_key, trust=self._trust)
 
 
 @contextlib.asynccontextmanager

@@ -17,7 +17,7 @@ from dualmap.runtime.open_files import out_of_files
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
-from dualmap.scheduling.state.model_names import ModelList, listed_models
+from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import (
     ServerRun,
     adapter_slots_of,
@@ -271,8 +271,7 @@ def _complaint(answer: ProbeReply) -> str | None:
 
 
 def _model_list(answer: ProbeReply) -> ModelList:
-    models = listed_models(_json_object(answer.body)) if answer.ok else None
-    return ModelList(models, answer.status if answer.error is None else 0)
+    return ModelList.of(_json_object(answer.body) if answer.ok else None, answer.status if answer.error is None else 0)
 
 
 def version_of(body: bytes) -> str | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from dualmap.runtime.pool_settings import InstanceSettings
 from dualmap.scheduling.state.instance import ADAPTER_ROOM, InstanceSpec
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.statestore.call_values import Membership
 from dualmap.workers.context import PoolContext
 
@@ -27,8 +28,14 @@ class Known:
     epoch: int = 0
     instances: Mapping[str, InstanceSpec] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    adapters: Mapping[str, RegisteredAdapter] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Model names and settings that were given to the running fleet."""
+    """Model names, adapters and settings that were given to the running fleet."""
+
+    def has_more_than(self, now: Membership) -> bool:
+        """Whether the store has lost something that was given to the running fleet."""
+        pairs = (self.names, now.names), (self.adapters, now.adapters), (self.overrides, now.overrides)
+        return not all(known.keys() <= kept.keys() for known, kept in pairs)
 
 
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
@@ -57,7 +64,7 @@ def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
     """The values that a known instance keeps: its state, what it reported, and limits that its configuration leaves
     open."""
     limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
-    reported = ("kv_capacity_tokens", "block_tokens", "models", *ADAPTER_ROOM)
+    reported = ("kv_capacity_tokens", "block_tokens", "models", "adapters", *ADAPTER_ROOM)
     return {name: getattr(known, name) for name in ("state", *reported, *limits)}
 
 
@@ -138,18 +145,23 @@ class Registrar:
         self._owed |= {spec.instance_id: spec for spec in missing}
         former = self._known or Known()
         grew = now.epoch > former.epoch  # as it does where a name or a setting is taken back
-        names, overrides = ({}, {}) if grew else (former.names, former.overrides)
+        given = Known() if grew else former
         self._known = Known(
-            now.epoch, {**now.instances, **self._owed}, {**names, **now.names}, {**overrides, **now.overrides}
+            now.epoch,
+            {**now.instances, **self._owed},
+            {**given.names, **now.names},
+            {**given.adapters, **now.adapters},
+            {**given.overrides, **now.overrides},
         )
-        if self._owed or not (names.keys() <= now.names.keys() and overrides.keys() <= now.overrides.keys()):
+        if self._owed or given.has_more_than(now):
             await self._enter_owed("start" if starting else "restored")
-            restored = await self._pool.members.restore_names(names)
-            restored += await self._pool.settings.restore(overrides)
+            restored = await self._pool.members.restore_names(given.names)
+            restored += await self._pool.adapters.restore(given.adapters)
+            restored += await self._pool.settings.restore(given.overrides)
             if restored:
-                log.warning("store lost names or settings pool=%s restored=%d", self._pool.name, restored)
+                log.warning("store lost names, adapters or settings pool=%s restored=%d", self._pool.name, restored)
             now = await self._pool.membership()
-            self._known = Known(now.epoch, now.instances, now.names, now.overrides)
+            self._known = Known(now.epoch, now.instances, now.names, now.adapters, now.overrides)
 
     def _log_kept_capacities(self, now: Membership) -> None:
         for instance, kept_tokens in kept_capacities(self._configured, now.instances):

@@ -23,6 +23,7 @@ from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Budget, Draw, Draws, Limit, Measure, Period, drawn_text
 from dualmap.scheduling.tenants.shares import Share
@@ -122,6 +123,8 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.publications.publish_learned(Learned(), {}, fence=fence)
     await pool.members.note_instance("b", "connection refused", fence=fence)
     await pool.members.add_name("sql", "lora")
+    await pool.adapters.restore({"chat": RegisteredAdapter("/adapters/chat")})
+    await pool.adapters.note_failure("a", "chat", "it answered 404")
     await pool.settings.change({"max_hold_s": 9.0}, by="one")
     for response in ("first", "second", "third"):
         await pool.responses.keep(response, 7)

@@ -22,6 +22,7 @@ from dualmap.scheduling.runs.turn import RunName, Turn
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.statestore.batches.batch_book import BatchBook, Claim, FileRecord
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.errors import StoreUnavailableError
@@ -46,6 +47,7 @@ READS = frozenset(
         "membership",
         "members.notes",
         "members.adapters",
+        "adapters.failures",
         "snapshot",
         "overview",
         "records",
@@ -117,6 +119,7 @@ async def _drift(pool: PoolStore, lease: Lease) -> None:
     assert await pool.upkeep.repair(fence=lease.fence)
 
 
+_ADAPTER = RegisteredAdapter("/adapters/known")
 _TURN = Turn("late", "one", RunName("late"), CHAIN, 5.0)
 
 CHANGES: dict[str, Change] = {
@@ -140,6 +143,11 @@ CHANGES: dict[str, Change] = {
     "members.add_name": lambda pool, _: pool.members.add_name("late", ""),
     "members.remove_name": lambda pool, _: pool.members.remove_name("known"),
     "members.restore_names": lambda pool, _: pool.members.restore_names({"late": "lora"}),
+    "adapters.change": lambda pool, _: pool.adapters.change("late", lambda former, known: _ADAPTER),
+    "adapters.take_back": lambda pool, _: pool.adapters.take_back("known", _ADAPTER, None),
+    "adapters.restore": lambda pool, _: pool.adapters.restore({"late": _ADAPTER}),
+    "adapters.note_loaded": lambda pool, _: pool.adapters.note_loaded(instance("a", adapter_slots=2), "late"),
+    "adapters.note_failure": lambda pool, _: pool.adapters.note_failure("a", "late", "late"),
     "settings.restore": lambda pool, _: pool.settings.restore({"max_deferred_s": 9.0}),
     "settings.change": lambda pool, _: pool.settings.change({"max_deferred_s": 9.0}, by="late"),
     "queues.migrate": _migrate,
@@ -217,6 +225,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
     for request_id in ("running", "second", "held"):
         await pool.place(placement(request_id, "a", chain=chain(*(hash(request_id) % 999 + n for n in range(4)))))
     await pool.members.add_name("known", "")
+    await pool.adapters.restore({"known": _ADAPTER})
     await pool.heartbeat("one", 60_000, {})
     client.hset("dualmap:{default}:replicas", "dead", b'{"expires_ms":1,"lease_ms":1,"beaten":true,"info":{}}')
     client.hset(

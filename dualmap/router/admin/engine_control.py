@@ -24,6 +24,7 @@ from dualmap.router.errors import ForbiddenPathError, InvalidRequestError, NotFo
 from dualmap.router.http.paths import ABORT_PATH, ENGINE_CONTROL_PATHS
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
+from dualmap.runtime.engine_adapters import LOAD_PATH, UNLOAD_PATH
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.scheduling.tenants.tenant import Caller
@@ -44,16 +45,13 @@ _RESET: Final = "/reset_prefix_cache"
 _NUMBERED: Final = re.compile(r"[-_]\d{1,4}\Z")
 _MAY_REST: Final = frozenset({InstanceState.DOWN, InstanceState.STANDBY})
 _SLEEPS: Final = re.compile(rb'"is_sleeping"\s*:\s*true')
-_LOAD: Final = "/v1/load_lora_adapter"
-_UNLOAD: Final = "/v1/unload_lora_adapter"
 _KEEPS: Final = "keep_prefix_cache"
-"""Parameter of those two: the prefix cache is not emptied."""
+"""Parameter of the calls about adapters: the prefix cache is not emptied."""
 _LOCAL: Final = "local"
 """Parameter of ``ABORT_PATH`` by which a peer says that it has called the engines."""
 _OWN: Final = frozenset({"pool", _KEEPS, _LOCAL})
 """Parameters that no engine gets."""
-_ADAPTERS: Final = frozenset({_LOAD, _UNLOAD})
-_OF_ONE_POOL: Final = _ADAPTERS | {"/collective_rpc"}
+_OF_ONE_POOL: Final = frozenset({UNLOAD_PATH, "/collective_rpc"})
 """Paths whose call names something that belongs to one model."""
 
 
@@ -92,9 +90,9 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
     same, that is the answer; where some fail, 502 names them. What a call does to an engine is known to the fleet when
     it is answered: an emptied cache, adapters, and that it is paused or asleep and gets no requests.
 
-    An adapter that is unloaded, or replaced in place (`load_inplace`), leaves KV by which vLLM would answer for other
-    weights under the same name and path: the prefix caches are emptied then, unless `keep_prefix_cache=true`. The
-    answer says where that failed.
+    An adapter that is unloaded leaves KV by which vLLM would answer for other weights under the same name and path: the
+    prefix caches are emptied then, unless `keep_prefix_cache=true`. The
+    answer says where that failed. Adapters that were registered come and go by ``admin.adapters``.
     """
     path: str = request.scope["path"]
     if path in _OF_ONE_POOL and len(pools) > 1:
@@ -109,7 +107,7 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
         await _tell_peers(request, body, runtime)
     effect = effect_of(path, request.query_params)
     query = httpx.QueryParams([each for each in request.query_params.multi_items() if each[0] not in _OWN])
-    renews = _leaves_old_kv(path, body) and not _keeps_cache(request)
+    renews = path == UNLOAD_PATH and not keeps_cache(request)
     tls = runtime.trust.context
     timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     async with httpx.AsyncClient(headers=fields, verify=tls, trust_env=False, timeout=timeout) as client:
@@ -133,24 +131,13 @@ async def control(request: Request, pools: PoolsParam, runtime: RuntimeParam) ->
             return own
 
         answers = await asyncio.gather(*(call(pool, url, ids) for pool, urls in called for url, ids in urls.items()))
-    if path in _ADAPTERS:
+    if path == UNLOAD_PATH:
         await asyncio.gather(*(pool.model_lists.read_now(_ids(urls)) for pool, urls in called))
     log.info("%s %s: %s", request.method, path, "; ".join(f"{each.names}: {each.reason}" for each in answers))
     return _answer(path, answers)
 
 
-def _leaves_old_kv(path: str, body: bytes) -> bool:
-    """Whether the call takes an adapter's weights away, or replaces them."""
-    if path != _LOAD:
-        return path == _UNLOAD
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(fields, dict) and bool(fields.get("load_inplace"))
-
-
-def _keeps_cache(request: Request) -> bool:
+def keeps_cache(request: Request) -> bool:
     return request.query_params.get(_KEEPS, "").lower() in ("1", "true", "yes")
 
 
@@ -161,6 +148,21 @@ async def _empty_cache(client: httpx.AsyncClient, url: str) -> bool:
     except (httpx.HTTPError, httpx.InvalidURL, OSError):
         return False
     return not _ServerAnswer((), answer.status_code, answer.content).failed
+
+
+async def empty_caches(pool: ServedPool, runtime: Runtime) -> None:
+    """Empty the prefix caches of a pool's instances in service, as far as they can."""
+    timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    key = runtime.context.settings.upstream_api_key
+    fields = {} if key is None else {"authorization": f"Bearer {key.get_secret_value()}"}
+    async with httpx.AsyncClient(
+        headers=fields, verify=runtime.trust.context, trust_env=False, timeout=timeout
+    ) as client:
+        servers = await _servers(pool, client)
+        emptied = await asyncio.gather(*(_empty_cache(client, url) for url in servers))
+    for is_empty, instance_ids in zip(emptied, servers.values(), strict=True):
+        for instance_id in instance_ids if is_empty else ():
+            await pool.store.members.forget_cache(instance_id)
 
 
 def _mark_aborted(body: bytes, runtime: Runtime) -> None:
@@ -259,6 +261,8 @@ def _meant_by(given: str) -> Sequence[str]:
 
 
 for _path, _method in ENGINE_CONTROL_PATHS.items():
+    if _path in (LOAD_PATH, UNLOAD_PATH):
+        continue  # ``admin.adapters``
     _name = _path.rpartition("/")[2]
     routes.add_api_route(
         _path, control, methods=[_method], name=_name, operation_id=_name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -16,9 +18,11 @@ from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
 from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.runs.turn import RunRecord
+from dualmap.scheduling.state.registered_adapters import Step, homes_of, step_for
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
 from dualmap.scheduling.state.view import ClusterView
+from dualmap.statestore.call_values import Note
 
 routes = APIRouter(prefix="/admin", tags=["inspection"])
 
@@ -109,11 +113,16 @@ def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
 
 @routes.get("/adapters")
 async def adapters(pool: PoolParam) -> dict[str, Any]:
-    """Adapters by where their last uses say that they are, those with most running requests first, then the last used.
-    Instances whose room for adapters is not known are left out."""
-    instances = {name: spec for name, spec in pool.view.view.instances.items() if spec.adapter_slots}
+    """Adapters: those that were registered, with where each is loaded and why it is not, and by where their last uses
+    say that they are, on the device or in host memory. Those with most running requests come first, then the last used.
+    Instances whose room for adapters is not known have none on the device or in host memory."""
+    view = pool.view.view
+    instances = {name: spec for name, spec in view.instances.items() if spec.adapter_slots}
     found, now_ms = await pool.store.members.adapters([*instances])
     listed: dict[str, dict[str, Any]] = {}
+    for name, record in pool.view.adapters.items():
+        if record.is_registered:
+            listed[name] = {"adapter": name, "running": 0, "idle_s": None, "device": [], "host": []}
     for name, uses in found.items():
         slots = instances[name].adapter_slots
         for place, use in enumerate(uses):
@@ -124,9 +133,37 @@ async def adapters(pool: PoolParam) -> dict[str, Any]:
             about["device" if place < slots else "host"].append(name)
             idle_s = 0.0 if use.running else max(0, now_ms - use.used_ms) / 1000
             about["idle_s"] = idle_s if about["idle_s"] is None else min(about["idle_s"], idle_s)
-    rows = sorted(listed.values(), key=lambda each: (-each["running"], each["idle_s"], each["adapter"]))
+    failures = await pool.store.adapters.failures()
+    for name, row in listed.items():
+        row["registered"] = _registered(pool, name, failures)
+    rows = sorted(listed.values(), key=_by_use)
     room = {name: {"device": spec.adapter_slots, "host": spec.adapter_host_slots} for name, spec in instances.items()}
     return {"pool": pool.settings.name, "room": room, "adapters": rows}
+
+
+def _by_use(row: dict[str, Any]) -> tuple[int, float, str]:
+    idle_s = row["idle_s"]
+    return -row["running"], math.inf if idle_s is None else idle_s, row["adapter"]
+
+
+def _registered(pool: ServedPool, name: str, failures: Mapping[tuple[str, str], Note]) -> dict[str, Any] | None:
+    """The record of an adapter, and what its instances are about it; None where it was not registered."""
+    record, view = pool.view.adapters.get(name), pool.view.view
+    if record is None or not record.is_registered:
+        return None
+    steps = {each: step_for(spec, name, record) for each, spec in view.instances.items()}
+    return {
+        "path": record.path,
+        "base": record.base or pool.settings.model,
+        "rank": record.rank or None,
+        "tenant": record.tenant or None,
+        "generation": record.generation,
+        "since_ms": record.since_ms,
+        "homes": sorted(homes_of(view, pool.settings.model, name)),
+        "loaded": [each for each, spec in view.instances.items() if spec.lists(name) and steps[each] is None],
+        "outdated": [each for each, step in steps.items() if step is Step.REPLACE],
+        "failed": {each: note.text for (each, failed), note in failures.items() if failed == name},
+    }
 
 
 @routes.get("/ring")
@@ -231,7 +268,7 @@ async def _lookup(pool: ServedPool, body: dict[str, Any], path: str, route: Rout
     prompt = await read_prompt(
         sent,
         model=pool.settings.model,
-        lora=None if route is None else route.lora,
+        lora=None if route is None else route.cached_as,
         rule=pool.blocks,
         learned=pool.view.learned,
         tokenizer=pool.tokenizer,

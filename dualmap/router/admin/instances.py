@@ -87,6 +87,9 @@ class Instance(BaseModel):
         description="model names that its server lists; for an adapter the model that it adapts, else empty. null: not"
         " known, and it is taken to serve any name",
     )
+    adapters: dict[str, str] | None = Field(
+        None, description="paths of the adapters among them, as far as its server says them"
+    )
     trouble: str | None = Field(None, description="what its last health check found wrong, in words")
     trouble_since_ms: int | None = Field(None, description="since when, Unix time by the store's clock")
     kv_view: str | None = Field(

@@ -83,7 +83,7 @@ def _rights(plane: DataPlane, request: ClientRequest) -> Iterator[tuple[str, fro
     if caller is None:
         return
     tenant = caller.tenant
-    if tenant.models or tenant.pools:
+    if tenant.models or tenant.pools or plane.intake.pools.has_owned:
         yield "models of its own", MODEL_FIELDS
     if tenant.limits_models:
         yield "limits for models", MODEL_FIELDS

@@ -23,7 +23,7 @@ SALT_FIELDS: Final = frozenset({"cache_salt"})
 RULED_FIELDS: Final = MODEL_FIELDS | TOKEN_FIELDS | CLASS_FIELDS | SALT_FIELDS
 
 _NONE: Final[frozenset[str]] = frozenset()
-_SELDOM: Final = CLASS_FIELDS | SALT_FIELDS
+_SELDOM: Final = CLASS_FIELDS | SALT_FIELDS | MODEL_FIELDS
 _TOKENS_AND_SELDOM: Final = TOKEN_FIELDS | _SELDOM
 _QUOTED: Final = {name: b'"%b"' % name.encode() for name in RULED_FIELDS}
 _ESCAPED_LETTER: Final = re.compile(rb"\\u00[4-7]")
@@ -37,9 +37,7 @@ def doubled_fields(raw: bytes, body: Mapping[str, Any], caller: Caller) -> froze
         UnreadableJsonError: it may have some, and is nested too deeply to say.
     """
     tenant = caller.tenant
-    names = _TOKENS_AND_SELDOM if tenant.limits_tokens else _SELDOM
-    if tenant.limits_models or tenant.models or tenant.pools:
-        names |= MODEL_FIELDS
+    names = _TOKENS_AND_SELDOM if tenant.limits_tokens else _SELDOM  # adapters of tenants: a model is always a right
     if not may_be_doubled(raw, body, names):
         return _NONE
     found = Counter(names_of(raw))

@@ -427,6 +427,9 @@ class PickedRequest:
             target, second = machine.instance_for(Leg.DECODE if split else Leg.WHOLE), None
             if not split and self._picker.choices > 1:
                 second = machine.second_choice()
+                adapter, loads = machine.spec.adapter, live.pool.adapter_loads
+                if second is not None and adapter and loads.lacks(second.instance_id, adapter):
+                    second = None  # the gateway would send it there before it is loaded
             try:
                 if split:
                     fields.append((messages.PREFILLER.encode(), (await of(machine.instance_for(Leg.PREFILL))).encode()))

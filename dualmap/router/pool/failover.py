@@ -183,6 +183,7 @@ class FailoverPool:
         # These go to the shared store, and fail with it.
         self.schema = primary.schema
         self.members = primary.members
+        self.adapters = primary.adapters
         self.settings = primary.settings
         self.queues = primary.queues
         self.publications = primary.publications

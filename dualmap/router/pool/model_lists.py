@@ -17,7 +17,7 @@ from dualmap.router.pool.view import ViewKeeper
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.trust import InstanceTrust
 from dualmap.scheduling.state.instance import InstanceSpec
-from dualmap.scheduling.state.model_names import ModelList, listed_models
+from dualmap.scheduling.state.model_names import ModelList
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.port import ReplicaPool
 
@@ -98,10 +98,10 @@ class ModelLists:
     async def _store_list(self, spec: InstanceSpec) -> bool:
         """Read the list of an instance and store it; returns whether it is another one than before."""
         status, answer = await self._queries.models(spec.url)
-        models = ModelList(listed_models(answer), status).after(spec.models)
-        if models == spec.models:
+        changes = ModelList.of(answer, status).changes(spec)
+        if not changes:
             return False
-        await self._store.members.update_instance(spec.instance_id, {"models": models})
+        await self._store.members.update_instance(spec.instance_id, changes)
         return True
 
     def forget_all_but(self, instances: Mapping[str, InstanceSpec]) -> None:

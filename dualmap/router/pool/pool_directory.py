@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from dualmap.router.errors import InvalidRequestError, unknown_model
+from dualmap.router.pool.view import GivenNames
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter, cache_name
 
 
 class Named(Protocol):
@@ -20,7 +22,7 @@ class Named(Protocol):
 
 log = logging.getLogger(__name__)
 
-_NOTHING: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {})
+_NOTHING: tuple[GivenNames, Mapping[str, str]] = (GivenNames(), {})
 
 P = TypeVar("P", bound=Named)
 
@@ -37,6 +39,18 @@ class Route(Generic[P]):
     model: str
     """The name to send to the instance: an alias is resolved, a LoRA name stays."""
     lora: str | None = None
+    adapter: RegisteredAdapter | None = None
+    """The record of a registered adapter."""
+
+    @property
+    def cached_as(self) -> str | None:
+        """The name that the KV of the adapter has in the fleet; None without an adapter."""
+        return None if self.lora is None else cache_name(self.lora, self.adapter)
+
+    @property
+    def owner(self) -> str:
+        """The tenant that alone may use it; empty: everyone."""
+        return "" if self.adapter is None else self.adapter.tenant
 
 
 class PoolDirectory(Generic[P]):
@@ -56,8 +70,9 @@ class PoolDirectory(Generic[P]):
         if len(self.pools) == 1:
             self.routes[""] = Route(pool, pool.settings.model)
         self._configured = self.routes
-        self._learned: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {}
-        """Names that were added and names that are listed, by pool."""
+        self._has_owned = False
+        self._learned: dict[str, tuple[GivenNames, Mapping[str, str]]] = {}
+        """Names that the running fleet was given and names that are listed, by pool."""
         self.contested: dict[str, tuple[str, ...]] = {}
         """Names without a setting that several pools have, and these, the one first that serves it."""
 
@@ -67,24 +82,32 @@ class PoolDirectory(Generic[P]):
             pools = f"{taken.pool.settings.name!r} and {route.pool.settings.name!r}"
             raise DuplicateModelError(f"model name {name!r} is claimed twice, by pools {pools}: rename one")
 
-    def learn(self, pool_name: str, added: Mapping[str, str], listed: Mapping[str, str]) -> None:
-        """The names of a pool beside the configured ones: those that operators added in the running fleet, and those
-        that instances list; "" is another name of the pool's model, anything else an adapter's.
+    def learn(self, pool_name: str, given: GivenNames, listed: Mapping[str, str]) -> None:
+        """The names of a pool beside the configured ones: those that the running fleet was given, and those that
+        instances list; "" is another name of the pool's model, anything else an adapter's. An adapter that was
+        registered and unloaded is served no more, also where an instance lists it still.
 
         A name that several pools have is served by the one that is configured first, which the log says once.
         """
-        if self._learned.get(pool_name) == (added, listed):
+        if self._learned.get(pool_name) == (given, listed):
             return
-        self._learned[pool_name] = (added, listed)
+        self._learned[pool_name] = (given, listed)
         routes, former = dict(self._configured), self.contested
         self.contested = {}
         for name, pool in self.pools.items():
-            for each, kind in self._learned.get(name, _NOTHING)[0].items():
+            its = self._learned.get(name, _NOTHING)[0]
+            for each, adapter in its.adapters.items():
+                if adapter.is_registered:
+                    self._offer(routes, each, Route(pool, each, each, adapter))
+            for each, kind in its.added.items():
                 self._offer(routes, each, Route(pool, each, each) if kind else Route(pool, pool.settings.model))
         for name, pool in self.pools.items():
-            for each, parent in self._learned.get(name, _NOTHING)[1].items():
-                self._offer(routes, each, Route(pool, each, each if parent else None))
+            its, listed_there = self._learned.get(name, _NOTHING)
+            for each, parent in listed_there.items():
+                if each not in its.adapters:
+                    self._offer(routes, each, Route(pool, each, each if parent else None))
         self.routes = routes
+        self._has_owned = any(route.owner for route in routes.values())
         for each, pools in self.contested.items():
             if each not in former:
                 log.warning(
@@ -95,11 +118,19 @@ class PoolDirectory(Generic[P]):
                     pools[0],
                 )
 
-    def source_of(self, name: str) -> Literal["configured", "added", "listed"]:
+    @property
+    def has_owned(self) -> bool:
+        """Whether some adapter is one tenant's alone."""
+        return self._has_owned
+
+    def source_of(self, name: str) -> Literal["configured", "registered", "added", "listed"]:
         """The origin of a name; for an unknown one, the origin that it would have."""
         if name in self._configured:
             return "configured"
-        return "added" if any(name in added for added, _ in self._learned.values()) else "listed"
+        given = [each for each, _ in self._learned.values()]
+        if any(name in each.adapters and each.adapters[name].is_registered for each in given):
+            return "registered"
+        return "added" if any(name in each.added for each in given) else "listed"
 
     def _offer(self, routes: dict[str, Route[P]], name: str, route: Route[P]) -> None:
         taken = routes.setdefault(name, route)
@@ -126,6 +157,8 @@ class PoolDirectory(Generic[P]):
         """The model that an adapter adapts."""
         if route.lora is None:
             return None
+        if route.adapter is not None and route.adapter.base:
+            return route.adapter.base
         _, listed = self._learned.get(route.pool.settings.name, _NOTHING)
         return listed.get(route.lora) or route.pool.settings.model
 
@@ -133,7 +166,7 @@ class PoolDirectory(Generic[P]):
         """The answer of ``GET /v1/models``: every name that ``resolve`` knows, in OpenAI's shape.
 
         ``created_s`` is a Unix time, ``lengths`` the longest context by pool, in tokens, where it is known; aliases and
-        adapters name their model as ``root``.
+        adapters name their model as ``root``. An adapter with an owner names that ``tenant``.
         """
         cards: list[dict[str, Any]] = [
             {
@@ -144,6 +177,7 @@ class PoolDirectory(Generic[P]):
                 "root": route.model,
                 "parent": self._parent(route),
                 "pool": route.pool.settings.name,
+                "tenant": route.owner,
             }
             for name, route in self.routes.items()
             if name

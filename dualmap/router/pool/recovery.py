@@ -116,6 +116,7 @@ async def restore_members(pool: ReplicaPool, members: Iterable[InstanceSpec], fo
     await asyncio.gather(*map(pool.members.put_instance, missing))
     if former is not None:
         await pool.members.restore_names(former.names)
+        await pool.adapters.restore(former.adapters)
         await pool.settings.restore(former.overrides)
     return len(missing)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dualmap.router.pool.adapter_loads import AdapterLoads
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.evictable_answers import EvictableAnswers
 from dualmap.router.pool.failover import FailoverPool
@@ -67,6 +68,7 @@ class ServedPool:
     recent_answers: RecentAnswers
     contexts_ahead: ContextsAhead
     model_lists: ModelLists
+    adapter_loads: AdapterLoads
     replica_id: str
     max_tries: int
     pairs_legs: bool = False
@@ -122,4 +124,5 @@ class ServedPool:
         """Drop what is kept about instances that left the fleet."""
         self.evidence.forget_all_but(self.view.view.instances)
         self.model_lists.forget_all_but(self.view.view.instances)
+        self.adapter_loads.forget_all_but(self.view.view.instances)
         self.fleet.forget_departed()

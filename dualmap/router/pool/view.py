@@ -7,12 +7,14 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.model_names import merged_models
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.call_values import Membership
 from dualmap.statestore.errors import StoreError
@@ -28,6 +30,15 @@ LOOK_WITHIN_S = 1.0
 """Time that a request waits for such a look."""
 
 
+@dataclass(frozen=True, slots=True)
+class GivenNames:
+    """Model names that the running fleet was given."""
+
+    added: Mapping[str, str] = field(default_factory=dict)
+    """Those that operators and pods added: "" for another name of the pool's model, anything else an adapter's."""
+    adapters: Mapping[str, RegisteredAdapter] = field(default_factory=dict)
+
+
 def empty_view() -> ClusterView:
     return ClusterView.build(epoch=-1, tree_version=-1, instances={}, tree=HotnessTree())
 
@@ -39,8 +50,16 @@ def next_view(view: ClusterView, membership: Membership) -> ClusterView:
         tree_version=membership.tree_version,
         instances=membership.instances,
         tree=membership.tree,
+        loaded_anywhere=loaded_anywhere(membership),
         previous=view,
     )
+
+
+def loaded_anywhere(membership: Membership) -> frozenset[str]:
+    """The adapters that any instance serves: the router has them loaded, or the engines find them by a resolver, which
+    list them from their first request on."""
+    resolved = [name for name, kind in membership.names.items() if kind]
+    return frozenset([*resolved, *(name for name, each in membership.adapters.items() if each.is_registered)])
 
 
 class ViewKeeper:
@@ -76,8 +95,10 @@ class ViewKeeper:
         """The last membership that was not empty: what a store that came back empty is given again."""
         self.follow: Callable[[Mapping[str, Any]], None] = lambda overrides: None
         """Callback for the scheduling settings that were changed in the running fleet, after every refresh."""
-        self.on_names: Callable[[Mapping[str, str], Mapping[str, str]], None] = lambda added, listed: None
-        """Callback for the model names that operators and pods add, and those that instances list, after every
+        self.adapters: Mapping[str, RegisteredAdapter] = {}
+        """Adapters that were registered in the running fleet, those that were unloaded among them."""
+        self.on_names: Callable[[GivenNames, Mapping[str, str]], None] = lambda given, listed: None
+        """Callback for the names that the running fleet was given, and those that instances list, after every
         refresh."""
 
     def renew(self) -> None:
@@ -139,7 +160,9 @@ class ViewKeeper:
         self.follow(membership.overrides)
         listed = merged_models(spec.models for spec in membership.instances.values())
         discovered = {alias: "" for spec in membership.instances.values() for alias in spec.aliases}
-        self.on_names({**discovered, **membership.names} if discovered else membership.names, listed)
+        self.adapters = membership.adapters
+        added = {**discovered, **membership.names} if discovered else membership.names
+        self.on_names(GivenNames(added, membership.adapters), listed)
         if membership.instances:
             self.last_seen = membership
         self._seen(self.view)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dualmap.router.errors import InvalidApiKeyError
 from dualmap.router.peer_client import PeerClient
+from dualmap.router.pool.adapter_loads import AdapterLoads
 from dualmap.router.pool.contexts_ahead import ContextsAhead
 from dualmap.router.pool.failover import FailoverPool
 from dualmap.router.pool.grant_waiters import GrantWaiters
@@ -52,6 +53,7 @@ from dualmap.router.timers import CallLater
 from dualmap.router.tokens import build_tokenizer
 from dualmap.runtime.certificates import FollowedFiles
 from dualmap.runtime.clock import Clock, RealClock
+from dualmap.runtime.engine_adapters import EngineAdapters
 from dualmap.runtime.extras import package_version
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantSettings
@@ -278,6 +280,7 @@ class Runtime:
         for pool in self.pools.pools.values():
             await pool.store.close()
             await pool.model_lists.close()
+            await pool.adapter_loads.close()
             if pool.tokenizer is not None:
                 await pool.tokenizer.close()
         if self.context.recorder is not None:
@@ -381,6 +384,7 @@ def _served_pool(
         refuses_late=settings.late_requests == "refuse",
     )
     metrics = context.metrics.pools[pool.name]
+    engine_key = settings.upstream_api_key.get_secret_value() if settings.upstream_api_key is not None else None
     warn = partial(log.warning, "pool %s: %s", pool.name)
     breakers = CircuitBreakers(
         BreakerRule(),
@@ -411,6 +415,7 @@ def _served_pool(
         recent_answers=RecentAnswers(clock),
         contexts_ahead=ContextsAhead(context.live.is_releasing),
         model_lists=ModelLists(shared, view, InstanceQueries(settings.upstream_api_key, trust), clock),
+        adapter_loads=AdapterLoads(shared, view, EngineAdapters(engine_key, trust), clock, metrics),
         replica_id=context.replica_id,
         max_tries=settings.max_attempts,
         pairs_legs=pairs_legs,

@@ -238,6 +238,8 @@ class Detours:
     """The field by which its client named the run; empty: it named none."""
     parked_s: float | None = None
     """Time that the turn waited for memory; None: it was not admitted as a turn."""
+    adapter_wait_s: float = 0.0
+    """Time that it waited for instances to load its adapter."""
 
 
 _NO_DETOURS: Final = Detours()
@@ -300,6 +302,7 @@ class Explanation:
             "run": detours.run,
             "run_named_by": detours.run_named_by,
             "parked_s": detours.parked_s,
+            "adapter_wait_s": detours.adapter_wait_s,
             "band": class_band(terms.class_rank) + (0 if standing is None else standing.level),
             "share": "" if standing is None else _share_sentence(self, standing),
             "decode": None if decode is None or decode.placed_s is None else _decode_fields(decode),
@@ -352,6 +355,8 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     is_plain = machine.turn is None and not machine.failures and machine.leg is not _PREFILL
     if not is_plain or (drawn is not None and drawn.unmet is not None):
         detours = _detours(machine, "" if request.run is None else request.run.field, now_s)
+    if live.adapter_wait_s:
+        detours = replace(detours, adapter_wait_s=live.adapter_wait_s)
     if chain is None:
         # The tokens of a request that was passed on are known by report alone.
         return Explanation(
@@ -468,7 +473,8 @@ def _unpacked(packed: bytes) -> Explanation:
     *_, standing = terms
     *_, usage = answer
     prompt[-1] = HashKey(*prompt[-1])
-    failures, failed_after_s, continued, limits, is_split, prefilled_s, leg, run, run_named_by, parked_s = detours
+    failures, failed_after_s, continued, limits, is_split, prefilled_s, leg, *named = detours
+    run, run_named_by, parked_s, adapter_wait_s = named
     terms[-1], answer[-1] = standing and Standing(*standing), Usage(*usage)
     if leg is not None:
         leg[2] = tuple([_round(*each) for each in leg[2]])
@@ -491,6 +497,7 @@ def _unpacked(packed: bytes) -> Explanation:
             run=run,
             run_named_by=run_named_by,
             parked_s=parked_s,
+            adapter_wait_s=adapter_wait_s,
         ),
     )
 

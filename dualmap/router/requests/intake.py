@@ -99,7 +99,7 @@ class Intake:
                 prompt = await read_prompt(
                     read,
                     model=pool.settings.model,
-                    lora=route.lora,
+                    lora=route.cached_as,
                     rule=pool.blocks,
                     learned=pool.view.learned,
                     tokenizer=pool.tokenizer,
@@ -140,9 +140,7 @@ class Intake:
         try:
             return self.route_of(request) if caller is None else self._usable_route(request, caller)
         except UnknownModelError:
-            if caller is not None and caller.tenant.models and request.model not in caller.tenant.models:
-                raise
-        return None
+            return None
 
     async def _new_route(self, request: InferenceRequest) -> Route[ServedPool]:
         """The route of a request whose model was not known here, by what the store knows now."""
@@ -153,9 +151,9 @@ class Intake:
 
     def _usable_route(self, request: InferenceRequest, caller: Caller) -> Route[ServedPool]:
         route = self.route_of(request)
-        if caller.tenant.models or caller.tenant.pools:
+        if caller.tenant.models or caller.tenant.pools or route.adapter is not None:
             settings = route.pool.settings
-            check_model(caller, request.model, settings.model, settings.name)
+            check_model(caller, request.model, settings.model, settings.name, route.owner)
         return route
 
     def route_of(self, request: InferenceRequest) -> Route[ServedPool]:
@@ -318,6 +316,7 @@ class Intake:
             request.body_hash, None, slo_ttft_s, route.model, claim, streams=request.stream,
             pinned_to=request.pinned_to, only=request.only,
             body_tokens=0 if request.token_bounds is None else _body_tokens(request.token_bounds, route.pool),
+            adapter=route.lora or "",
         )  # fmt: skip
 
 

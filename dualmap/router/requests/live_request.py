@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any, Final
@@ -72,13 +74,14 @@ from dualmap.scheduling.request.machine import (
     TurnedAway,
     TurnGoes,
 )
-from dualmap.scheduling.request.outcome import ANSWERED, InstanceFailure, Outcome, Usage
+from dualmap.scheduling.request.outcome import ANSWERED, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.request.stored_request import stored_requests
 from dualmap.scheduling.state.instance import InstanceSpec, Running
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
+from dualmap.statestore.errors import StoreError
 
 _WHOLE: Final = Leg.WHOLE
 _PLACE_HELD: Final = PlaceStatus.HELD
@@ -113,6 +116,8 @@ class LiveRequest:
     """Called when it leaves its instances, with what failed it there, if anything did."""
     on_evict: Callable[[str], None] | None = None
     """Called when it is to leave its instance for a request of a higher class, with the reason."""
+    adapter_wait_s = 0.0
+    """The time that it has waited for loads of its adapter."""
     abort_requested: bool = False
     """The client has requested the end by the id: an answer that its instance aborts then has not failed."""
 
@@ -265,8 +270,23 @@ class LiveRequest:
         if event.sent_tokens is not None:
             self._continued_at_s = self._now_s()
         if event.failure.status == HTTPStatus.NOT_FOUND:
-            self.pool.model_lists.doubt(self.machine.answering_id)
+            event = await self._doubt(event)
         await self._run(event)
+
+    async def _doubt(self, event: Failed) -> Failed:
+        """The failure of an instance that found no such model, by what it lists: one that has lost a registered
+        adapter, as it was restarted, may have the request again."""
+        pool, instance_id, adapter = self.pool, self.machine.answering_id, self.machine.spec.adapter
+        if adapter not in pool.view.adapters:
+            pool.model_lists.doubt(instance_id)
+            return event
+        pool.adapter_loads.doubt(instance_id)
+        with contextlib.suppress(StoreError):
+            await pool.model_lists.read_now([instance_id])
+        if not pool.adapter_loads.lacks(instance_id, adapter):
+            return event
+        detail = f"{instance_id} had lost the adapter {adapter!r}"
+        return replace(event, failure=InstanceFailure(FailureKind.ADAPTER, detail, event.failure.status))
 
     def broke_off(self, failure: InstanceFailure) -> None:
         """Report that an instance failed it for good, in an answer that has begun. Never waits."""
@@ -313,7 +333,8 @@ class LiveRequest:
                 for effect in effects:
                     kind = type(effect)
                     if kind is Send:  # by the caller, who reads where to
-                        return
+                        event = await self._load_adapter() if self.machine.spec.adapter else None
+                        break
                     answer = _ANSWERED.get(kind)
                     if answer is None:
                         _CARRIED_OUT[kind](self, effect)
@@ -324,6 +345,28 @@ class LiveRequest:
             if isinstance(error, Exception):
                 raise from_exception(error) from error
             raise
+
+    async def _load_adapter(self) -> Failed | None:
+        """Have the adapter loaded where it is to be sent; the failure of an instance that does not load it.
+
+        Raises:
+            UnknownModelError: the adapter was unloaded meanwhile.
+        """
+        machine, loads = self.machine, self.pool.adapter_loads
+        adapter, decode = machine.spec.adapter, machine.decode
+        legs = {machine.instance_id: None if decode is None else Leg.PREFILL}
+        if decode is not None and decode.target is not None:
+            legs.setdefault(decode.target.instance_id, Leg.DECODE)
+        for instance_id, leg in legs.items():
+            if not loads.lacks(instance_id, adapter):
+                continue
+            began_s = self._now_s()
+            why = (await loads.ensure(instance_id, adapter)).complaint
+            self.adapter_wait_s += self._now_s() - began_s
+            if why:
+                detail = f"{instance_id} does not have the adapter {adapter!r}: {why}"
+                return Failed(InstanceFailure(FailureKind.ADAPTER, detail), leg=leg)
+        return None
 
     # effects without an answer -------------------------------------------------------------------------------------
     def leave(self, why: str) -> None:

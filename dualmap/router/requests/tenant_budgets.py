@@ -65,7 +65,7 @@ class TenantBudgets:
             del self._known[name]
 
     def _made(self, tenant: Tenant) -> dict[str, PoolBudgets]:
-        names = _pools_of(self._pools, tenant)
+        names = pools_of(self._pools, tenant)
         made = {}
         for pool in self._pools.pools:
             division = None
@@ -77,7 +77,7 @@ class TenantBudgets:
         return made
 
 
-def _pools_of(directory: PoolDirectory[ServedPool], tenant: Tenant) -> tuple[str, ...]:
+def pools_of(directory: PoolDirectory[ServedPool], tenant: Tenant) -> tuple[str, ...]:
     """The pools that a tenant may use, in order. Where the pool of a model is not known, it may be any."""
     allowed = {name for name in directory.pools if not tenant.pools or name in tenant.pools}
     routes = [directory.routes.get(model) for model in tenant.models]

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from dualmap.router.admin import (
+    adapters,
     engine_control,
     explanations,
     inspection,
@@ -83,9 +84,11 @@ def create_app(runtime: Runtime, batches: Batches | None = None) -> FastAPI:
     _answer_errors(app)
     _add_operation(app, runtime)
     _warn_of_open_admin(settings, runtime.tenants)
-    needs_admin = Depends(admin_finder(settings, runtime.tenants, runtime.advertised_url))
+    find_admin = admin_finder(settings, runtime.tenants, runtime.advertised_url)
+    needs_admin = Depends(find_admin)
     for part in _ADMIN:
         app.include_router(part.routes, dependencies=[needs_admin])
+    app.include_router(adapters.routes_for(find_admin))
     app.include_router(usage.own_routes)
     app.include_router(batch_routes.routes)
     app.include_router(batch_admin.routes, dependencies=[needs_admin])

@@ -14,6 +14,7 @@ from dualmap.runtime.certificates import CertificateReport
 from dualmap.scheduling.placing.decision import Reason
 from dualmap.scheduling.request.outcome import FAILED_BY_THE_FLEET, FailureKind, Outcome
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.registered_adapters import Step
 from dualmap.scheduling.state.tier_load import TierLoad
 from dualmap.statestore.errors import StoreError
 
@@ -102,6 +103,12 @@ class PoolMetrics:
         self.continuations = {kind: metrics.continuations.labels(pool, kind.value) for kind in FailureKind}
         self.cut_streams = metrics.cut_streams.labels(pool)
         self.continuation_gap_s = metrics.continuation_gap_s.labels(pool)
+        self.adapter_steps = {
+            (step, done): metrics.adapter_steps.labels(pool, step.value, "done" if done else "failed")
+            for step in Step
+            for done in (True, False)
+        }
+        self.adapter_load_s = metrics.adapter_load_s.labels(pool)
         self.split = metrics.legs.labels(pool, Leg.PREFILL.value)
         self.whole = metrics.legs.labels(pool, Leg.WHOLE.value)
         self.transfer_s = metrics.transfer_s.labels(pool)
@@ -221,6 +228,15 @@ class RouterMetrics:
         self.continuation_gap_s = make.histogram(
             "dualmap_continuation_gap_seconds",
             "Failure of an instance until the first token of the next one, streams that went on elsewhere",
+            "pool", bounds=WAIT_BOUNDS_S,
+        )  # fmt: skip
+        self.adapter_steps = make.counter(
+            "dualmap_adapter_steps", "Calls of this replica to instances about registered adapters, by what they did",
+            "pool", "step", "result",
+        )  # fmt: skip
+        self.adapter_load_s = make.histogram(
+            "dualmap_adapter_load_seconds",
+            "Loads of registered adapters, as instances took for them",
             "pool", bounds=WAIT_BOUNDS_S,
         )  # fmt: skip
         self.faults = make.counter(

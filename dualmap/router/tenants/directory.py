@@ -172,13 +172,12 @@ class TenantDirectory:
 
 
 def usable_models(caller: Caller | None, listed: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer of ``GET /v1/models`` with the models alone that the caller may use."""
+    """The answer of ``GET /v1/models`` with the models alone that the caller may use; a card has the tenant that owns
+    the adapter, if one does."""
     if caller is None:
         return listed
-    models, pools = caller.tenant.models, caller.tenant.pools
-    cards = [
-        card for card in listed["data"] if (not models or card["id"] in models) and (not pools or card["pool"] in pools)
-    ]
+    tenant = caller.tenant
+    cards = [card for card in listed["data"] if may_use(tenant, card["id"], card["pool"], card["tenant"])]
     return {**listed, "data": cards}
 
 
@@ -191,11 +190,18 @@ def usable_model(caller: Caller | None, listed: Mapping[str, Any], model: str) -
     raise unknown_model(model)
 
 
-def check_model(caller: Caller, sent: str, route_model: str, pool: str) -> None:
+def may_use(tenant: Tenant, model: str, pool: str, owner: str) -> bool:
+    """Whether a tenant may use a model of a pool. An adapter with an owner is its owner's alone, whatever models that
+    one may use besides."""
+    if tenant.pools and pool not in tenant.pools:
+        return False
+    return owner == tenant.name if owner else not tenant.models or model in tenant.models
+
+
+def check_model(caller: Caller, sent: str, route_model: str, pool: str, owner: str = "") -> None:
     """Raises UnknownModelError where the tenant may not use a model, or its pool: to it, there is no such model.
 
     ``sent``: the name that the request has, if any; ``route_model`` is the one that it stands for without a name.
     """
-    tenant = caller.tenant
-    if (tenant.models and (sent or route_model) not in tenant.models) or (tenant.pools and pool not in tenant.pools):
+    if not may_use(caller.tenant, sent or route_model, pool, owner):
         raise unknown_model(sent)

@@ -33,6 +33,7 @@ from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import TextPrompt
 from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.state.registered_adapters import model_of
 from dualmap.scheduling.state.view import ClusterView
 
 log = logging.getLogger(__name__)
@@ -123,7 +124,7 @@ class InstanceRenderer:
             return Unrendered.SMALL
         if source.text_bytes > MAX_TEXT_BYTES:
             return Unrendered.REFUSED
-        model = lora or self._model
+        model = model_of(lora) if lora else self._model
         try:
             question = RenderQuestion(source, model, numbered=self._numbers is True)
         except UnrenderedError as error:
@@ -179,7 +180,7 @@ class InstanceRenderer:
     def _instance(self, model: str) -> str | None:
         """An instance that may render."""
         view, now_s = self._view(), self._clock.monotonic_s()
-        urls = {view.instances[each].url for each in view.serving(model).ready}
+        urls = {view.instances[each].url for each in view.ready_with(model)}
         asked = [url for url in urls if self._not_before_s.get(url, 0.0) <= now_s]
         return random.choice(asked) if asked else None
 

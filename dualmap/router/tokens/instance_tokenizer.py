@@ -24,6 +24,7 @@ from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
+from dualmap.scheduling.state.registered_adapters import model_of
 from dualmap.scheduling.state.view import ClusterView
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class InstanceTokenizer:
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None:
         """The chain of the engine's blocks; None if it cannot be had, or not in time."""
         source = sent.source
-        model = lora or self._model
+        model = model_of(lora) if lora else self._model
         question = _question(source, model) if source is not None else None
         if question is None:
             self._count("bytes")
@@ -115,7 +116,7 @@ class InstanceTokenizer:
 
     async def _query(self, question: bytes, model: str) -> array[int] | None:
         view = self._view()
-        ready = view.serving(model).ready
+        ready = view.ready_with(model)
         if not ready:
             return None
         url = view.instances[random.choice(ready)].url

@@ -61,6 +61,12 @@ def encode_extra_keys(keys: Sequence[Any] | None) -> bytes:
         return _EXTRA + json.dumps(keys, default=_hex).encode()
 
 
+def renamed_adapter(encoded: bytes, name: str, other: str) -> bytes:
+    """Encoded extra keys that begin with the name of an adapter, with another one in its place."""
+    begins = encode_extra_keys([name])[:-1]
+    return encode_extra_keys([other])[:-1] + encoded[len(begins) :] if encoded.startswith(begins) else encoded
+
+
 def _hex(digest: Any) -> str:
     return bytes(digest).hex()
 

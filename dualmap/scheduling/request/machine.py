@@ -1611,7 +1611,7 @@ class RequestMachine:
             self.former_tries = self.tries
         elif failure.kind is FailureKind.PULL:
             self.former_tries = self.tries  # its instance may compute what did not come
-        else:
+        elif not failure.lost_adapter:
             self._exclude(decode, failure)
         self.failure = failure
         self._note_overdue(failure, before)

@@ -67,6 +67,8 @@ class FailureKind(StrEnum):
     """The KV of a decode leg did not come in time."""
     PULL = "pull"
     """A part of the prompt was to be pulled from another instance, and did not come in time, or was lost."""
+    ADAPTER = "adapter"
+    """The instance did not load the adapter of the request; or it had lost it (404), and loads it again."""
     NO_DECODER = "no_decoder"
     """No instance takes the decode leg."""
     DRAINED = "drained"
@@ -93,6 +95,7 @@ _BLAMELESS: Final = frozenset(
     {
         FailureKind.RECOMPUTED,
         FailureKind.PULL,
+        FailureKind.ADAPTER,
         FailureKind.NO_DECODER,
         FailureKind.DRAINED,
         FailureKind.EVICTED,
@@ -100,6 +103,11 @@ _BLAMELESS: Final = frozenset(
     }
 )
 """Kinds of failures that show nothing about the instance."""
+
+_NEVER_WORKED: Final = frozenset(
+    {FailureKind.CONNECT, FailureKind.DRAINED, FailureKind.EVICTED, FailureKind.PULL, FailureKind.ADAPTER}
+)
+"""Kinds of failures before an instance did any work, and of those that were meant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +145,11 @@ class InstanceFailure:
         return self.kind is FailureKind.DOWN or ENGINE_DEATH in self.detail
 
     @property
+    def lost_adapter(self) -> bool:
+        """Whether the instance had the adapter of the request no more: it is to load it again."""
+        return self.kind is FailureKind.ADAPTER and self.status is not None
+
+    @property
     def lost_kv(self) -> bool:
         """Whether a decode leg failed when its instance had the KV, or found that it is gone."""
         return self.kind is FailureKind.RECOMPUTED or (self.status == 500 and not self.engine_died)
@@ -151,8 +164,7 @@ class InstanceFailure:
         """False when the instance never worked on the request, so that another try repeats nothing; and where it was
         meant to."""
         refused = self.verdict in (Verdict.BUSY, Verdict.DISPUTED)
-        meant = self.kind in (FailureKind.DRAINED, FailureKind.EVICTED, FailureKind.PULL)
-        return self.kind is not FailureKind.CONNECT and not meant and not refused
+        return self.kind not in _NEVER_WORKED and not refused
 
     def __str__(self) -> str:
         status = f" {self.status}" if self.status is not None else ""

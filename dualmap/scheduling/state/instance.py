@@ -72,6 +72,8 @@ class InstanceSpec:
     models: Mapping[str, str] | None = None
     """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
     adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""
+    adapters: Mapping[str, str] | None = None
+    """The paths of the adapters among them, by name, as far as its server says them (``root``)."""
     drain_within_s: float | None = None
     """Time after which what it has goes elsewhere while it drains, as far as it can. None: as its pool says."""
     origin: Mapping[str, str] | None = None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import field
+from typing import Any
 
+from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.values import value
 
 MAX_NAMES = 4096
@@ -25,6 +28,17 @@ def listed_models(answer: object) -> dict[str, str] | None:
     return models or None
 
 
+def listed_paths(answer: object) -> dict[str, str]:
+    """The paths of the adapters in a server's parsed answer, by name, as far as it says them."""
+    cards = answer.get("data") if isinstance(answer, dict) else None
+    found: dict[str, str] = {}
+    for card in cards[:MAX_NAMES] if isinstance(cards, list) else ():
+        name, root, parent = map(card.get, ("id", "root", "parent")) if isinstance(card, dict) else (None,) * 3
+        if isinstance(name, str) and isinstance(root, str) and isinstance(parent, str) and name and parent:
+            found[name] = root
+    return found
+
+
 _NO_SUCH_LIST = frozenset({404, 405, 501})
 
 
@@ -36,12 +50,30 @@ class ModelList:
     """See ``scheduling.state.instance.InstanceSpec.models``."""
     status: int = 0
     """Status of the answer; 0: there was none."""
+    paths: Mapping[str, str] = field(default_factory=dict)
+    """See ``listed_paths``."""
+
+    @property
+    def was_read(self) -> bool:
+        """Whether the answer says what the server has."""
+        return 200 <= self.status < 300 or self.status in _NO_SUCH_LIST
+
+    @classmethod
+    def of(cls, answer: object, status: int) -> ModelList:
+        """The list in a server's parsed answer."""
+        return cls(listed_models(answer), status, listed_paths(answer))
+
+    def changes(self, spec: InstanceSpec, *, may_be_another: bool = False) -> dict[str, Any]:
+        """The fields of an instance's description that are other ones by this reading. ``may_be_another``: what was
+        known may be of another server."""
+        models, adapters = (None, None) if may_be_another else (spec.models, spec.adapters)
+        wanted = {"models": self.after(models), "adapters": (self.paths or None) if self.was_read else adapters}
+        return {name: each for name, each in wanted.items() if each != getattr(spec, name)}
 
     def after(self, former: Mapping[str, str] | None) -> Mapping[str, str] | None:
         """The names that are known now, after the former ones: these stay where the server could not be reached, or
         refused to answer. A server that answers without names has none."""
-        unread = not (200 <= self.status < 300 or self.status in _NO_SUCH_LIST)
-        return former if unread else self.models
+        return self.models if self.was_read else former
 
 
 def merged_models(lists: Iterable[Mapping[str, str] | None]) -> dict[str, str]:

@@ -40,6 +40,8 @@ class ClusterView:
     """All instances list the same model names, or none is known to list any: each serves every name."""
     has_ranks: bool = False
     """Some instance is a rank of a server that has several."""
+    loaded_anywhere: frozenset[str] = frozenset()
+    """Adapters that any instance serves, whether it lists them by now or not: their loads come with their requests."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
     """Views that ``serving`` has returned: made once for each requested name, not for each request. Names that the same
     instances serve share one."""
@@ -54,6 +56,7 @@ class ClusterView:
         tree_version: int,
         instances: Mapping[str, InstanceSpec],
         tree: HotnessTree,
+        loaded_anywhere: frozenset[str] = frozenset(),
         virtual_nodes: int = VIRTUAL_NODES,
         previous: ClusterView | None = None,
     ) -> ClusterView:
@@ -72,6 +75,7 @@ class ClusterView:
             roles=_roles(ready, instances),
             is_uniform=_is_uniform(instances.values()),
             has_ranks=any(spec.data_parallel_rank is not None for spec in instances.values()),
+            loaded_anywhere=loaded_anywhere,
             _former_groups={} if previous is None else previous._groups,
         )
         if not (prefilling and decoding) or prefilling == decoding:
@@ -91,12 +95,21 @@ class ClusterView:
 
     def serving(self, model: str) -> ClusterView:
         """The view of the instances that serve a model name, see ``serving_model``; the view itself where all do."""
-        if self.is_uniform or not model:
+        if self.is_uniform or not model or model in self.loaded_anywhere:
             return self
         group = self._groups.get(model)
         if group is None:
             group = self._groups[model] = self._group(model)
         return group
+
+    def ready_with(self, model: str) -> tuple[str, ...]:
+        """The ready instances that have a model name by now, for what is not worth a load; those that serve it where
+        none is known to have it."""
+        if model in self.loaded_anywhere:
+            having = tuple(name for name in self.ready if self.instances[name].lists(model))
+            if having:
+                return having
+        return self.serving(model).ready
 
     def stored_name(self, model: str) -> str:
         """The name where only some of the instances serve it, else "": what a request for it says to the store."""

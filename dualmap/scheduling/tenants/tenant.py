@@ -26,6 +26,10 @@ class Tenant:
     _: KW_ONLY
     shares_cache: bool = False
     """Requests may find what others left in KV caches, also where those of tenants are kept apart."""
+    adapter_paths: tuple[str, ...] = ()
+    """The folders from which it may load adapters of its own; empty: it may not."""
+    max_adapters: int = 0
+    """The adapters that it may have registered in a pool."""
     limits_models: bool = False
     """Some of its limits are for models. Computed from the limits, as every request needs it."""
     limits_tokens: bool = False

@@ -459,5 +459,9 @@ class Generator:
             self.metrics.inter_token_s.observe(mean_s, tokens)
             generation.last_token_s = now_s
 
+    def load_adapter(self, name: str, *, replaces: bool) -> float:
+        """Have the engine load an adapter, or its new weights; returns the time that this takes, in seconds."""
+        return self._wall_s(self._engine.load_adapter(name, self.clock.now_s(), replaces=replaces))
+
     def _wall_s(self, engine_s: float) -> float:
         return max(0.0, engine_s) / self.clock.time_scale

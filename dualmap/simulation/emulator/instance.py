@@ -33,7 +33,9 @@ class EmulatedInstance:
         ranks = range(settings.data_parallel_size)
         self.generators = [Generator(settings, crash=self._crash, rank=rank) for rank in ranks]
         """Generators by rank of data parallelism."""
-        self.names = ServedNames(settings.served_model, settings.aliases, settings.loras)
+        self.names = ServedNames(
+            settings.served_model, settings.aliases, settings.loras, at_run_time=settings.runtime_loras
+        )
         self._endpoints = [Endpoints(settings, each, self.generators, self.die, self.names) for each in self.generators]
         self._settings = settings
         self._port = port

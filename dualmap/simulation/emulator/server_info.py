@@ -66,13 +66,16 @@ class ServerInfo:
             "/load": {"GET": Route(self._load)},
             "/kv_event_sources": {"GET": Route(self._kv_event_sources)},
             "/metrics": {"GET": Route(self._metrics)},
-            **self._limits.names.routes(),
+            **self._limits.names.routes(self._load_adapter),
             "/reset_prefix_cache": {"POST": Route(self._reset_prefix_cache)},
             "/reset_mm_cache": {"POST": done},
             "/reset_encoder_cache": {"POST": done},
             "/start_profile": {"POST": done},
             "/stop_profile": {"POST": done},
         }
+
+    def _load_adapter(self, name: str, replaces: bool) -> float:
+        return max(generator.load_adapter(name, replaces=replaces) for generator in self._generators)
 
     def _models(self, _request: HttpRequest, responder: Responder) -> None:
         cards = self._limits.names.cards(self._created, self._limits.max_model_len)

@@ -23,6 +23,9 @@ class EmulatorSettings(EngineSettings):
     loras: tuple[str, ...] = Field(
         (), description="LoRA adapters loaded from the start; others are loaded by /v1/load_lora_adapter"
     )
+    runtime_loras: bool = Field(
+        True, description="load LoRA adapters at run time, as vLLM with VLLM_ALLOW_RUNTIME_LORA_UPDATING"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8100, ge=0, le=65535, description="port of the first instance, the others follow; 0: any free")
     store_responses: bool = Field(

@@ -91,6 +91,16 @@ class AdapterSlots:
         self._use(adapter)
         return taken_s
 
+    def load(self, adapter: str, *, replaces: bool = False) -> float:
+        """Load an adapter that no request needs yet, or its new weights; returns the time that this takes, in
+        seconds."""
+        if replaces:
+            for kept in (self._host, self._device):
+                kept.pop(adapter, None)
+        taken_s = self.enter(adapter)
+        self.leave(adapter)
+        return taken_s
+
     def leave(self, adapter: str) -> None:
         """A request of the adapter runs no more: it was used by the step that has ended."""
         if adapter and self._memory.slots:

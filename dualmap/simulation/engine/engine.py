@@ -173,6 +173,12 @@ class Engine:
             return self._run.end_s(min(self._run.done + 1, self._run.steps))
         return self.next_event_s()
 
+    def load_adapter(self, adapter: str, now_s: float, *, replaces: bool = False) -> float:
+        """Load an adapter that no request needs yet, or its new weights; returns the time that this takes, in seconds.
+        An engine at work computes nothing meanwhile."""
+        self._run_until(now_s, start_now=False)
+        return self._scheduler.load_adapter(adapter, replaces=replaces)
+
     def abort(self, request_id: str, now_s: float) -> bool:
         """Drop a waiting or running request and free its blocks at once; False if it is not here (any more).
 

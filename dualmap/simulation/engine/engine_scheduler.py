@@ -113,6 +113,13 @@ class EngineScheduler:
         budget = self._config.max_num_batched_tokens - self.batch.size
         return self._step_of(self._schedule_prefill(start_s, budget, may_admit=not no_room), decodes=True)
 
+    def load_adapter(self, adapter: str, *, replaces: bool) -> float:
+        """Load an adapter; returns the time that this takes, by which the next step of what runs comes later."""
+        taken_s = self.adapters.load(adapter, replaces=replaces)
+        if self.running:
+            self._adapters_s += taken_s
+        return taken_s
+
     def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool) -> StepPlan:
         tokens = sum(chunk for _sequence, _start, chunk in chunks)
         self._prefill_tokens += tokens

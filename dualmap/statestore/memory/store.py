@@ -67,6 +67,7 @@ async def _enter(pool: PoolStore, known: Membership, tokens_per_s: Mapping[str, 
     await pool.members.enter_all(known.instances.values())
     for each, kind in known.names.items():
         await pool.members.add_name(each, kind)
+    await pool.adapters.restore(known.adapters)
     await pool.settings.restore(known.overrides)
     lease = await pool.leader_lease.acquire("its only process", 60_000)
     assert lease is not None  # the pool is new

@@ -21,6 +21,7 @@ from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
 from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.scheduling.tenants.budgets import KINDS, Period
 from dualmap.scheduling.tenants.shares import Work, grown
 from dualmap.scheduling.values import in_order
@@ -67,14 +68,14 @@ def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     values = orjson.loads(text)
     parsed = {"role": Role(values["role"]), "state": InstanceState(values["state"]), "instance_id": instance_id}
     spec = InstanceSpec(**known_fields(InstanceSpec, values) | parsed)
-    rank, models, origin = spec.data_parallel_rank, spec.models, spec.origin
+    rank, mappings = spec.data_parallel_rank, (spec.models, spec.adapters, spec.origin)
     is_right = (
         isinstance(spec.url, str)
         and spec.url.startswith(("http://", "https://"))
         and all(_is_like(getattr(spec, name), usual) for name, usual in _DESCRIPTION.items())
         and (rank is None or _is_like(rank, 0))
         and (spec.drain_within_s is None or _is_like(spec.drain_within_s, 0.0))
-        and all(texts is None or all(isinstance(each, str) for each in texts.values()) for texts in (models, origin))
+        and all(texts is None or all(isinstance(each, str) for each in texts.values()) for texts in mappings)
     )
     if not is_right:
         raise ValueError(f"no description of an instance: {text!r}")
@@ -116,6 +117,15 @@ def name_from(_: str, kind: bytes) -> str:
 
 def names_from(kinds: Mapping[bytes, bytes]) -> dict[str, str]:
     return each_readable(kinds, name_from)
+
+
+def adapter_from(_: str, text: bytes) -> RegisteredAdapter:
+    return RegisteredAdapter.parse(text)
+
+
+def adapters_from(texts: Mapping[bytes, bytes]) -> dict[str, RegisteredAdapter]:
+    """The readable records of adapters, in the order of their names."""
+    return each_readable(texts, adapter_from)
 
 
 def note_from(_: str, text: bytes) -> Note:

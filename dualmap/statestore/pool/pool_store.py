@@ -32,6 +32,7 @@ from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapsho
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
 from dualmap.statestore.pool import codec, placing
+from dualmap.statestore.pool.adapter_registry import AdapterRegistry
 from dualmap.statestore.pool.allotments import Allotments
 from dualmap.statestore.pool.calls import Argument, Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
@@ -83,6 +84,7 @@ class PoolStore(Changes):
         self.allotments: Final = Allotments(keys, calls)
         self.kv_events: Final = KvClaims(keys, calls)
         self.tiers: Final = InstanceTierBooks(keys, calls)
+        self.adapters: Final = AdapterRegistry(keys, calls)
         self.runs: Final = Runs(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)

@@ -68,7 +68,7 @@ _TYPES: Final = {
     **dict.fromkeys(("meta", "instances", "instance_records", "instance_notes", "replicas", "subscribers"), b"hash"),
     **dict.fromkeys(("instance_tiers", "instance_links"), b"hash"),
     **dict.fromkeys(("leader", "learned", "names", "settings", "hotness_tree", "migrations"), b"hash"),
-    **dict.fromkeys(("scaling", "scaling_decode"), b"hash"),
+    **dict.fromkeys(("scaling", "scaling_decode", "adapter_records", "adapter_failures"), b"hash"),
     **dict.fromkeys(("prefixes_new", "prefixes_old", "responses_new", "responses_old"), b"hash"),
     "discovery": b"hash",
     **dict.fromkeys(("books", "budgets_allotted", "budgets_wanted", "former_budgets", "former_shares"), b"hash"),
@@ -145,6 +145,8 @@ class Upkeep(Changes):
         keys = self._keys
         entries: Mapping[str, Callable[[str, bytes], object]] = {
             "names": codec.name_from,
+            "adapter_records": codec.adapter_from,
+            "adapter_failures": codec.note_from,
             "instance_notes": codec.note_from,
             "instance_tiers": lambda _, text: tiers_from(text),
             "instance_links": lambda _, text: count_from(text),

@@ -45,10 +45,11 @@ class Views(Changes):
     async def membership(self) -> Membership:
         """The whole rarely-changing part."""
         keys = self._keys
-        hashes = (keys.meta, keys.hotness_tree, keys.learned, keys.settings, keys.names, keys.instances)
+        given = keys.settings, keys.names, keys.adapter_records
+        hashes = (keys.meta, keys.hotness_tree, keys.learned, *given, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
         *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
-        meta, tree, learned, overrides, names, specs = map(pairs_from, found)
+        meta, tree, learned, overrides, names, adapters, specs = map(pairs_from, found)
         PoolSchema.of(meta).refuse_newer(keys.pool)
         return Membership(
             count_from(meta.get(b"epoch", b"0")),
@@ -58,6 +59,7 @@ class Views(Changes):
             codec.record_from(Learned(), learned),
             self._settings.overrides_from(overrides),
             codec.names_from(names),
+            adapters=codec.adapters_from(adapters),
         )
 
     @checks_replies

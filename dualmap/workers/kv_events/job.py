@@ -9,6 +9,7 @@ from typing import Final
 
 import zmq.asyncio
 
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter, cache_name
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.workers.context import PoolContext
@@ -36,6 +37,7 @@ class KvEventsJob:
         self._worker_id = context.worker_id
         self._clock = context.clock
         self._metrics = context.metrics
+        self._adapters: Mapping[str, RegisteredAdapter] = {}
         self._zmq: zmq.asyncio.Context | None = None
         self._running: dict[EventSource, tuple[asyncio.Task[None], ViewWriter]] = {}
 
@@ -66,7 +68,8 @@ class KvEventsJob:
         self._report()
 
     async def _sources(self, living: Sequence[str]) -> Mapping[str, EventSource]:
-        members = (await self._pool.membership()).instances
+        membership = await self._pool.membership()
+        members, self._adapters = membership.instances, membership.adapters
         found = {name: source_of(spec, self._settings) for name, spec in members.items()}
         sources = {name: source for name, source in found.items() if source is not None}
         if self._settings.kv_events == "instances":
@@ -83,6 +86,7 @@ class KvEventsJob:
             clock=self._clock,
             metrics=self._metrics,
             wall_s=time.time,
+            cached_as=lambda name: cache_name(name, self._adapters.get(name)),
         )
         subscriber = Subscriber(
             self._pool.name,

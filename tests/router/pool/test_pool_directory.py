@@ -8,6 +8,7 @@ import pytest
 
 from dualmap.router.errors import InvalidRequestError, UnknownModelError
 from dualmap.router.pool.pool_directory import DuplicateModelError, PoolDirectory, Route
+from dualmap.router.pool.view import GivenNames
 from dualmap.runtime.pool_settings import PoolSettings
 
 
@@ -80,22 +81,22 @@ def test_the_only_pool_is_listed_by_its_names_alone() -> None:
 # learned names ---------------------------------------------------------------------------------------------------
 def test_names_that_instances_list_lead_to_their_pool_as_long_as_they_are_listed() -> None:
     directory = PoolDirectory([SMALL, LARGE])
-    directory.learn("large", {}, {"qwen-72b": "", "qwen2.5-72b": "", "law": "qwen-72b"})
+    directory.learn("large", GivenNames(), {"qwen-72b": "", "qwen2.5-72b": "", "law": "qwen-72b"})
 
     assert directory.resolve("qwen2.5-72b") == Route(LARGE, "qwen2.5-72b")
     assert directory.resolve("law") == Route(LARGE, "law", "law")
     cards = {card["id"]: card for card in directory.model_cards(created_s=7, lengths={})["data"]}
     assert cards["law"]["parent"] == "qwen-72b" and cards["qwen2.5-72b"]["parent"] is None
 
-    directory.learn("large", {}, {"qwen-72b": ""})
+    directory.learn("large", GivenNames(), {"qwen-72b": ""})
     with pytest.raises(UnknownModelError):
         directory.resolve("law")
 
 
 def test_a_configured_name_keeps_its_meaning_whatever_instances_list() -> None:
     directory = PoolDirectory([SMALL, LARGE])
-    directory.learn("large", {}, {"gpt-4o-mini": "", "sql": ""})
-    directory.learn("small", {"qwen-72b": "lora"}, {})
+    directory.learn("large", GivenNames(), {"gpt-4o-mini": "", "sql": ""})
+    directory.learn("small", GivenNames({"qwen-72b": "lora"}), {})
 
     assert directory.resolve("gpt-4o-mini") == Route(SMALL, "qwen-7b")
     assert directory.resolve("sql") == Route(SMALL, "sql", "sql")
@@ -105,12 +106,12 @@ def test_a_configured_name_keeps_its_meaning_whatever_instances_list() -> None:
 
 def test_added_names_come_before_listed_ones_and_go_when_they_are_removed() -> None:
     directory = PoolDirectory([SMALL, LARGE])
-    directory.learn("small", {}, {"law": ""})
-    directory.learn("large", {"law": "lora", "big": ""}, {})
+    directory.learn("small", GivenNames(), {"law": ""})
+    directory.learn("large", GivenNames({"law": "lora", "big": ""}), {})
 
     assert directory.resolve("law").pool is LARGE
     assert directory.resolve("big") == Route(LARGE, "qwen-72b")
-    directory.learn("large", {}, {})
+    directory.learn("large", GivenNames(), {})
     assert directory.resolve("law").pool is SMALL
 
 
@@ -118,10 +119,10 @@ def test_a_name_that_two_pools_list_is_served_by_the_first_which_the_log_says_on
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory = PoolDirectory([SMALL, LARGE])
-    directory.learn("large", {}, {"chat": ""})
+    directory.learn("large", GivenNames(), {"chat": ""})
     assert directory.resolve("chat").pool is LARGE
     for more in ({}, {"another": ""}):
-        directory.learn("small", {}, {"chat": "", **more})
+        directory.learn("small", GivenNames(), {"chat": "", **more})
 
     assert directory.resolve("chat").pool is SMALL
     assert directory.contested == {"chat": ("small", "large")}

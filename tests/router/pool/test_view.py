@@ -88,7 +88,7 @@ async def test_every_refreshed_view_is_shown(store: Any) -> None:
 async def test_aliases_that_pods_name_are_names_of_the_pool_behind_those_of_operators(store: Any, clock: Any) -> None:
     pool = store.pool("default")
     kept, told = keeper(pool, clock), []
-    kept.on_names = lambda added, listed: told.append(dict(added))
+    kept.on_names = lambda given, listed: told.append(dict(given.added))
     origin = {"uid": "u", "aliases": "gpt-4o sql"}
     await pool.members.put_instance(replace(tools.spec("a"), origin=origin))
     await pool.members.add_name("sql", "lora")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from dualmap.router.pool.pool_directory import PoolDirectory
+from dualmap.router.pool.view import GivenNames
 from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.tenants.allotments import Division
@@ -63,7 +64,7 @@ def test_budgets_follow_changes_of_the_tenant_and_of_model_names() -> None:
     by_model = acme(models={"adapter"})
     assert division(budgets, by_model, "a") is not None
 
-    pools.learn("a", {"adapter": "lora"}, {})
+    pools.learn("a", GivenNames({"adapter": "lora"}), {})
 
     assert division(budgets, by_model, "a") is None
 
