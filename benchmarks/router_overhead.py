@@ -334,6 +334,8 @@ class BlindMachine:
     tries = 1
     is_decoded = is_evictable = False
     max_load_tokens: int | None = None
+    pulled_within_s: float | None = None
+    source: None = None
 
     def __init__(self, request: InferenceRequest, target: InstanceSpec) -> None:
         self.request_id = request.request_id

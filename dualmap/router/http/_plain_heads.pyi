@@ -5,7 +5,7 @@ def read_request(
 ) -> tuple[bytes, list[_Header], dict[bytes, bytes], int, int] | None:
     """See ``plain_heads.ReadRequest``."""
 
-def read_answer(data: bytes, max_head_bytes: int, /) -> tuple[int, list[_Header], dict[bytes, bytes], int] | None:
+def read_answer(data: bytes, max_head_bytes: int, /) -> tuple[int, list[_Header], dict[bytes, bytes], int, int] | None:
     """See ``plain_heads.ReadAnswer``."""
 
 def without(fields: list[_Header], dropped: frozenset[bytes], /) -> list[_Header]:

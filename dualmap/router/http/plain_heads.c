@@ -5,8 +5,10 @@
  * both make the same of it:
  *
  *   - the whole head is there, and every line ends with CR LF
- *   - POST in HTTP/1.1, or a final status that has a body; a body of the one Content-Length, in digits alone
- *   - one Host in a request; no coding of the transfer, no offer to upgrade, nothing to expect, no connection to close
+ *   - POST in HTTP/1.1, or a final status that has a body; a body of the one Content-Length, in digits alone; that of an
+ *     answer may be chunked instead
+ *   - one Host in a request; no other coding of the transfer, no offer to upgrade, nothing to expect, no connection to
+ *     close
  *   - names of fields are tokens, values have no control characters and no blanks at their end
  *
  * Only the bytes of the head are looked at. Objects are made once all of it has been read.
@@ -33,7 +35,7 @@ typedef struct {
     size_t count;
     const uint8_t *end;  /* of the head, its empty line included */
     Py_ssize_t body_len; /* -1: no length is named */
-    int hosts;
+    int hosts, is_chunked;
 } Head;
 
 /* Names of fields that most messages have: their objects are made once. */
@@ -104,7 +106,11 @@ static int is_plain(const Field *field, Head *head) {
     case 16:
         return !is_named(field, "proxy-connection");
     case 17:
-        return !is_named(field, "transfer-encoding");
+        if (!is_named(field, "transfer-encoding"))
+            return 1;
+        if (head->is_chunked || field->value_len != 7 || memcmp(field->value, "chunked", 7) != 0)
+            return 0;
+        return head->is_chunked = 1;
     default:
         return 1;
     }
@@ -113,7 +119,7 @@ static int is_plain(const Field *field, Head *head) {
 /* Read the fields from a line's begin on; 0 where the head is not plain, or its end has not come. */
 static int read_fields(const uint8_t *at, const uint8_t *end, size_t most, Head *head) {
     head->count = 0;
-    head->hosts = 0;
+    head->hosts = head->is_chunked = 0;
     head->body_len = -1;
     for (;;) {
         if (end - at >= 2 && at[0] == '\r' && at[1] == '\n') {
@@ -209,7 +215,7 @@ static PyObject *read_request(PyObject *module, PyObject *const *args, Py_ssize_
         Py_RETURN_NONE;
     Head head;
     size_t most = max_fields < 0 ? 0 : max_fields > MAX_FIELDS ? MAX_FIELDS : (size_t)max_fields;
-    if (!read_fields(blank + 11, end, most, &head) || head.hosts != 1 || head.body_len < 0)
+    if (!read_fields(blank + 11, end, most, &head) || head.hosts != 1 || head.body_len < 0 || head.is_chunked)
         Py_RETURN_NONE;
     PyObject *fields, *index;
     if (!objects_of(&head, PyModule_GetState(module), 1, &fields, &index))
@@ -245,12 +251,12 @@ static PyObject *read_answer(PyObject *module, PyObject *const *args, Py_ssize_t
     Head head;
     if (end - at < 2 || at[0] != '\r' || at[1] != '\n' || !read_fields(at + 2, end, MAX_FIELDS, &head))
         Py_RETURN_NONE;
-    if (head.body_len < 0 || head.body_len != data + len - head.end)
+    if ((head.body_len < 0) != head.is_chunked)
         Py_RETURN_NONE;
     PyObject *fields, *index;
     if (!objects_of(&head, PyModule_GetState(module), 0, &fields, &index))
         return NULL;
-    return Py_BuildValue("(iNNn)", status, fields, index, (Py_ssize_t)(head.end - data));
+    return Py_BuildValue("(iNNnn)", status, fields, index, (Py_ssize_t)(head.end - data), head.body_len);
 }
 
 /* writing -------------------------------------------------------------------------------------------------------- */

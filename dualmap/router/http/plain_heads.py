@@ -17,14 +17,15 @@ Header = tuple[bytes, bytes]
 
 PlainRequest = tuple[bytes, list[Header], dict[bytes, bytes], int, int]
 """Target, fields, the first field of each name, where the body begins, the body's length."""
-PlainAnswer = tuple[int, list[Header], dict[bytes, bytes], int]
-"""Status, fields, the last field of each name, where the body begins: the rest of the bytes is all of it."""
+PlainAnswer = tuple[int, list[Header], dict[bytes, bytes], int, int]
+"""Status, fields, the last field of each name, where the body begins, the body's length; that is below 0 where the body
+is chunked."""
 
 ReadRequest = Callable[[bytes, int, int], PlainRequest | None]
 """Reads the head of a POST request at the begin of some bytes; None where it is not plain, has more bytes or fields
 than these, or is not whole."""
 ReadAnswer = Callable[[bytes, int], PlainAnswer | None]
-"""Reads the head of an answer, of at most so many bytes; None also where the bytes are not the answer, whole."""
+"""Reads the head of an answer at the begin of some bytes, likewise."""
 
 
 def no_plain_request(_data: bytes, _max_head_bytes: int, _max_fields: int) -> PlainRequest | None:

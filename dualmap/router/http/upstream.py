@@ -57,6 +57,17 @@ class AnswerSink(Protocol):
         """This replica ends an answer that has begun; the connection is closed."""
 
 
+class _BodyEvents:
+    """The callbacks of a parser that are about an answer's body and its end: for the others it calls nothing."""
+
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self.on_message_begin = connection.on_message_begin
+        self.on_chunk_header = connection.on_chunk_header
+        self.on_body = connection.on_body
+        self.on_chunk_complete = connection.on_chunk_complete
+        self.on_message_complete = connection.on_message_complete
+
+
 class UpstreamConnection(asyncio.Protocol):
     """One TCP (or TLS) connection to an instance. Owned by the pool while idle, by a try while in use."""
 
@@ -79,7 +90,12 @@ class UpstreamConnection(asyncio.Protocol):
         self._unread = bytearray(_NOTHING_UNREAD)
         """Where the kernel writes how many bytes wait. It is kept, as it is read at every use; ``ioctl`` tries one that
         it may write to first, and for any other raises and drops an exception."""
-        self._parser = httptools.HttpResponseParser(self)
+        self._head_parser = httptools.HttpResponseParser(self)
+        """Reads answers whose heads are not plain."""
+        self._body_parser: httptools.HttpResponseParser | None = None
+        """Reads those behind plain heads, of which it reports the body alone; made with the first one."""
+        self._parser = self._head_parser
+        """The one that reads the present answer."""
         self._sink: AnswerSink | None = None
         self._paused = False
         self.lent_to: AnswerDriver | None = None
@@ -239,20 +255,21 @@ class UpstreamConnection(asyncio.Protocol):
         if self.offer is not None and self._takes_offer(data):
             return
         self.silent = False
-        if self._head is None and not self._buffer:
+        before = self._head
+        if before is None and not self._buffer:
             plain = self._read_plain(data, MAX_HEAD_BYTES)
             if plain is not None:
-                self._receive_whole(sink, data, plain)
+                self._receive_plain(sink, data, plain)
                 return
+            self._parser = self._head_parser
         self._pieces = []
-        before = self._head
         try:
             if data[0] in _LINE_ENDS and before is not None:
                 data = self._feed_line_end(data)
             else:
                 self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(FailureKind.PROTOCOL, f"not a valid HTTP answer: {error.__context__ or error}")
+            self._fail_unreadable(error)
             return
         if before is None:
             self._receive_head(data)
@@ -264,16 +281,38 @@ class UpstreamConnection(asyncio.Protocol):
         elif self._within_bounds(len(data)):
             self._hand_on(data)
 
-    def _receive_whole(self, sink: AnswerSink, data: bytes, plain: PlainAnswer) -> None:
-        """Hand on an answer that came whole behind a plain head."""
-        status, fields, index, start = plain
-        self._complete = self._keep_alive = True
-        self._head = head = AnswerHead(status, fields, _LENGTH, index)
+    def _receive_plain(self, sink: AnswerSink, data: bytes, plain: PlainAnswer) -> None:
+        """Hand on what has come of an answer whose head is plain."""
+        status, fields, index, start, body_bytes = plain
+        is_chunked, body = body_bytes < 0, data[start:]
+        self._head = head = AnswerHead(status, fields, _CHUNKED if is_chunked else _LENGTH, index)
+        self._keep_alive = True
+        if body_bytes != len(body):
+            self.between_chunks = is_chunked
+            if self._body_parser is None:
+                self._body_parser = httptools.HttpResponseParser(_BodyEvents(self))
+            self._parser, self._pieces = self._body_parser, []
+            try:
+                self._parser.feed_data(data)
+            except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+                self._fail_unreadable(error)
+                return
+            self._hand_on_head(body)
+            return
+        self._complete = True
         sink.head_received(head)
         if self._sink is not None:  # the sink may have given up over the head
             self._sink = self.offer = None
-            body = data[start:]
             sink.body_received(body, [body] if body else [], True)
+
+    def _hand_on_head(self, wire: bytes) -> None:
+        """Hand on the head of an answer, and the bytes behind it."""
+        sink = self._sink
+        assert sink is not None
+        assert self._head is not None
+        sink.head_received(self._head)
+        if self._sink is not None:  # the sink may have given up over the head
+            self._hand_on(wire)
 
     def _takes_offer(self, data: bytes) -> bool:
         """Whether the relay reads from these bytes on."""
@@ -318,11 +357,7 @@ class UpstreamConnection(asyncio.Protocol):
                 end += 1
             end = buffer.index(_HEAD_END, end) + _HEAD_END_BYTES
         self._buffer = b""
-        sink = self._sink
-        assert sink is not None
-        sink.head_received(self._head)
-        if self._sink is not None:  # the sink may have given up over the head
-            self._hand_on(buffer[end:])
+        self._hand_on_head(buffer[end:])
 
     def _hand_on(self, wire: bytes) -> None:
         sink, complete = self._sink, self._complete
@@ -360,6 +395,9 @@ class UpstreamConnection(asyncio.Protocol):
             sink.body_received(b"", [], True)
             return
         self._fail(_CLOSED, f"the connection broke: {exc or 'closed by the instance'}")
+
+    def _fail_unreadable(self, error: Exception) -> None:
+        self._fail(FailureKind.PROTOCOL, f"not a valid HTTP answer: {error.__context__ or error}")
 
     def _fail(self, kind: FailureKind, detail: str) -> None:
         sink = self._sink

@@ -128,15 +128,14 @@ class OptionTexts:
 
     def of(self, option: Weighing) -> bytes:
         weights, decider = option.weights, option.decider
-        cost, ttft, missed = weights
-        key = (id(cost), id(ttft), id(missed), id(decider), option.beyond_from_s, option.leg, option.roles)
+        key = (*map(id, weights), id(decider), option.beyond_from_s, option.leg, option.roles)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MAX_OPTION_TEXTS:
                 self._known.clear()
             text = _option_json(option)
             # The forms are kept with their text: no other form gets the identity of one that is kept.
-            known = self._known[key] = text, (cost, ttft, missed, decider)
+            known = self._known[key] = text, (*weights, decider)
         return known[0]
 
 

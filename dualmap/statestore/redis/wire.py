@@ -52,6 +52,7 @@ class Wire(asyncio.Protocol):
 
     def __init__(self, writer: asyncio.StreamWriter, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
         self._writer = writer
         """Kept, since the writer closes the connection when it is collected."""
         self._transport: asyncio.WriteTransport | None = writer.transport
@@ -84,24 +85,25 @@ class Wire(asyncio.Protocol):
 
     @property
     def has_room(self) -> bool:
-        return len(self._in_flight) < MAX_IN_FLIGHT
+        """Whether it is connected, and not too far behind."""
+        return self.is_connected and len(self._in_flight) < MAX_IN_FLIGHT
 
     # commands ----------------------------------------------------------------------------------------------
     def send(self, command: bytes, timeout_s: float | None = None) -> asyncio.Future[Any]:
         """Send a packed command, at once or with the others of its iteration; the future gets its reply or a
         ``StoreError``. ``timeout_s`` is that of the connection unless given."""
-        future = self._loop.create_future()
+        future, in_flight = self._loop.create_future(), self._in_flight
         if self._transport is None:
             future.set_exception(StoreUnavailableError(self._ended_because))
             return future
-        if not self._in_flight and not self._outgoing:
+        if not in_flight:
             self._transport.write(command)
         else:
             if not self._outgoing:
                 self._loop.call_soon(self._flush)
             self._outgoing.append(command)
         # Entries are in the order of the bytes: replies carry no id, so only the place in this queue matches them.
-        self._in_flight.append((future, self._loop.time() + (timeout_s or self._timeout_s)))
+        in_flight.append((future, self._time() + (timeout_s or self._timeout_s)))
         if self._sweep_timer is None:
             self._sweep_later()
         return future
@@ -209,7 +211,7 @@ class WireCalls(Calls):
 
     def _send(self, command: bytes, timeout_s: float | None = None) -> Awaitable[Any]:
         wire = self._wire
-        if wire is not None and wire.is_connected and wire.has_room:
+        if wire is not None and wire.has_room:
             return wire.send(command, timeout_s)
         return self._send_when_ready(command, timeout_s)
 
@@ -325,7 +327,7 @@ class WireCalls(Calls):
                 self._connecting.add_done_callback(lambda attempt: attempt.cancelled() or attempt.exception())
             # The attempt is shielded: a caller that gives up must not take it from the others that wait for it.
             wire = await asyncio.shield(self._connecting)
-        if not wire.has_room:
+        if wire.is_connected and not wire.has_room:
             raise StoreUnavailableError("the store is too far behind: too many calls wait for it")
         return wire
 

@@ -44,10 +44,23 @@ ODD_FIELDS: Final = (
 )  # fmt: skip
 
 
+LAST_CHUNKS: Final = (
+    *[b"0\r\n\r\n"] * 4, b"0\r\nx: y\r\n\r\n", b"0\r\n\r\n\r\n", b"0;x\r\n\r\n", b"z\r\n",
+    b"0\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+)  # fmt: skip
+
+
 def message(random: Random, first_lines: tuple[bytes, ...]) -> bytes:
     body = random.choice((b"", b"{}", b"abc", b"\r\n", b"x" * random.choice((10, 300, 5000))))
     fields = random.sample(FIELDS, random.randint(0, 6))
-    if random.random() < 0.9:
+    if random.random() < 0.3 and first_lines is STATUS_LINES:
+        fields.append(b"Transfer-Encoding: chunked")
+        sizes = random.choices((0, 1, 3, 700), k=random.randint(0, 3))
+        body = b"".join([b"%x\r\n%b\r\n" % (size, b"y" * size) for size in sizes if size])
+        body += random.choice(
+            (b"0\r\n\r\n", b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"0\r\n\r\n\r\n", b"0;x\r\n\r\n", b"z\r\n")
+        )
+    elif random.random() < 0.9:
         fields.append(b"Content-Length: %d" % (len(body) + random.choice((0, 0, 0, 0, 0, 0, 1, -1))))
     if random.random() < 0.9:
         fields.append(b"host: h")

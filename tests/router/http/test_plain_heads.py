@@ -32,8 +32,10 @@ def test_heads_of_a_usual_client_and_of_an_engine_are_plain() -> None:
     assert (target, SDK[start:], body_bytes) == (b"/v1/chat/completions", b"{}", 2)
     assert index == dict(fields) and index[b"x-stainless-lang"] == b"python"
 
-    status, fields, index, start = NATIVE.read_answer(UVICORN, MAX_HEADER_BYTES)
-    assert (status, UVICORN[start:], index) == (200, b"{}", dict(fields)) and len(fields) == 4
+    status, fields, index, start, body_bytes = NATIVE.read_answer(UVICORN, MAX_HEADER_BYTES)
+    assert (status, UVICORN[start:], body_bytes, index) == (200, b"{}", 2, dict(fields)) and len(fields) == 4
+    stream = UVICORN.replace(b"content-length: 2", b"transfer-encoding: chunked")
+    assert NATIVE.read_answer(stream, MAX_HEADER_BYTES)[4] == -1
 
 
 @native
@@ -44,7 +46,7 @@ def test_a_head_is_plain_up_to_its_limits() -> None:
     assert NATIVE.read_request(SDK, start, fields - 1) is None
     for end in range(start):
         assert NATIVE.read_request(SDK[:end], MAX_HEADER_BYTES, MAX_HEADERS) is None
-    for end in range(len(UVICORN)):
+    for end in range(UVICORN.index(b"\r\n\r\n") + 4):
         assert NATIVE.read_answer(UVICORN[:end], MAX_HEADER_BYTES) is None
 
 
