@@ -18,6 +18,7 @@ from dualmap.simulation.workload.generators.contexts import contexts, newdocumen
 from dualmap.simulation.workload.generators.conversation import conversation, thinking, toolagent
 from dualmap.simulation.workload.generators.documents import documents, hotset
 from dualmap.simulation.workload.generators.elastic import diurnal, flashcrowd, surge
+from dualmap.simulation.workload.generators.forks import forks
 from dualmap.simulation.workload.generators.prefixes import (
     bursts,
     fewshot,
@@ -36,8 +37,8 @@ from dualmap.simulation.workload.traces import Trace
 
 __all__ = [
     "DEFAULT_SEED", "GENERATORS", "GeneratorSpec", "adapters", "agents", "bursts", "coding", "contexts", "conversation",
-    "diurnal", "documents", "fewshot", "flashcrowd", "heavytail", "hotset", "hotspot", "moving", "newdocument", "onoff",
-    "reasoning", "shared", "surge", "tasks", "thinking", "toolagent", "uncached", "uniform", "zipf",
+    "diurnal", "documents", "fewshot", "flashcrowd", "forks", "heavytail", "hotset", "hotspot", "moving", "newdocument",
+    "onoff", "reasoning", "shared", "surge", "tasks", "thinking", "toolagent", "uncached", "uniform", "zipf",
 ]  # fmt: skip
 
 DEFAULT_SEED = 1
@@ -50,6 +51,7 @@ GENERATORS: Mapping[str, Callable[..., Trace]] = MappingProxyType(
         "coding": coding,
         "agents": agents,
         "tasks": tasks,
+        "forks": forks,
         "uniform": uniform,
         "uncached": uncached,
         "zipf": zipf,
