@@ -14,6 +14,7 @@ library included. Unlike times they are the same on a busy machine.
 
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
     python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants] [--functions]    # 0: it does not stream
+    python benchmarks/request_hops.py --bytecodes [--runs] [--session]    # turns of agents' runs
 """
 
 from __future__ import annotations
@@ -116,13 +117,20 @@ def entries_of(calls: Sequence[Call]) -> Counter[str]:
 
 
 async def trace_requests(
-    prompt_bytes: int, chunks: int, *, split: bool, bytecodes: bool = False, tenants: bool = False
+    prompt_bytes: int,
+    chunks: int,
+    *,
+    split: bool,
+    bytecodes: bool = False,
+    tenants: bool = False,
+    runs: bool = False,
+    session: bool = False,
 ) -> tuple[list[Trace], list[Bytecodes]]:
     """The traces of some requests, of one kind or the other."""
     mock = await asyncio.get_running_loop().create_server(router_overhead.MockInstance, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{mock.sockets[0].getsockname()[1]}"
     settings = StoreSettings(url=f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}")
-    scheduling = SchedulingSettings(split=SplitSettings(mode="always" if split else "auto"))
+    scheduling = SchedulingSettings(split=SplitSettings(mode="always" if split else "auto"), admit_runs=runs)
     store = await open_store(settings, scheduling=scheduling)
     ready: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     try:
@@ -146,6 +154,8 @@ async def trace_requests(
             trace, counting = Trace(), Bytecodes()
             key = router_overhead.key_of("tenants" if tenants else "full", number)
             wire = router_overhead.request(prompt_bytes, number, f"{chunks},0" if chunks else None, key)
+            if session:
+                wire = wire.replace(b"\r\n\r\n", b"\r\nx-session-id: run-%d\r\n\r\n" % number, 1)
             if number and bytecodes:  # the first one opens connections
                 sys.settrace(counting)
             elif number:
@@ -187,9 +197,12 @@ def main() -> None:
     parser.add_argument("--bytecodes", action="store_true", help="count these, by module")
     parser.add_argument("--split", action="store_true", help="prefill and decode on two instances")
     parser.add_argument("--tenants", action="store_true", help="each request has the key of a tenant with limits")
+    parser.add_argument("--runs", action="store_true", help="agents' runs wait for memory (scheduling.admit_runs)")
+    parser.add_argument("--session", action="store_true", help="each request names a run")
     parser.add_argument("--functions", action="store_true", help="also every function, and its part")
     options = parser.parse_args()
     how = {"split": options.split, "bytecodes": options.bytecodes, "tenants": options.tenants}
+    how |= {"runs": options.runs, "session": options.session}
     traces, counted = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, **how))
     if options.bytecodes:
         fewest = min(counted, key=lambda each: each.counts.total())

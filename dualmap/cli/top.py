@@ -33,7 +33,7 @@ from dualmap.scheduling.request.metering import Counts
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.tenants.budgets import Limit
 from dualmap.simulation.figures.terminal import terminal
-from dualmap.statestore.call_values import PoolOverview
+from dualmap.statestore.call_values import PoolOverview, RunMemory
 from dualmap.statestore.connect import Store, open_store
 from dualmap.statestore.errors import StoreError
 from dualmap.statestore.pool import PoolStore
@@ -258,6 +258,7 @@ def values(overview: PoolOverview) -> dict[str, object]:
         "instances": overview.loads,
         "tiers": {name: each.tiers for name, each in overview.tiers.items()},
         "doubts": overview.doubts,
+        "runs": overview.runs,
     }
 
 
@@ -382,6 +383,7 @@ def _headline(
         f"{alive} replica{'s'[: alive != 1]}",
         f"{overview.leader.owner} leads" if overview.leader else "no leader",
         f"{moved:,} migrations",
+        *_runs(overview.runs),
     )
     overdue = overdue_in(replica for replica in overview.replicas if replica.is_alive(overview.now_ms))
     arriving = f"{recent.arrived / max(over_s, 1.0):.1f}/s arrive, " if recent.arrived else ""
@@ -394,6 +396,15 @@ def _headline(
     )
     went_on = (f"{total.continued:,} stream{'s'[: total.continued != 1]} went on elsewhere",) if total.continued else ()
     return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join((*figures, *went_on))), "")
+
+
+def _runs(memory: RunMemory) -> tuple[str, ...]:
+    """The memory that agents' runs have; empty where no run was admitted yet."""
+    if not memory.capacity_tokens:
+        return ()
+    waiting = memory.waiting_turns
+    used = f"runs have {_share(memory.used_tokens, memory.capacity_tokens)} of the KV memory"
+    return (used, *((f"{waiting:,} turn{'s'[: waiting != 1]} parked",) if waiting else ()))
 
 
 def _bar(load: InstanceLoad, slo_s: float) -> Text:

@@ -81,6 +81,17 @@ class Transition:
 
 
 @dataclass(frozen=True, slots=True)
+class RunMemory:
+    """The memory that agents' runs have, and the turns that wait for it."""
+
+    used_tokens: int = 0
+    """Tokens of the working sets of active runs."""
+    capacity_tokens: int = 0
+    """KV memory of the instances, as last reported by a replica; 0: no turn of a run was entered yet."""
+    waiting_turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class PoolOverview:
     """A pool's loads, replicas and leader, without its requests: its cost grows with the number of instances alone."""
 
@@ -97,6 +108,7 @@ class PoolOverview:
     """The tiers of each instance that has some."""
     doubts: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Why the cache of an instance is not known exactly, by id, of those whose KV events are followed or were."""
+    runs: RunMemory = field(default_factory=RunMemory, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

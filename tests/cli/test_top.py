@@ -20,7 +20,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.tenants.budgets import Measure
 from dualmap.scheduling.tenants.shares import Work
-from dualmap.statestore.call_values import PoolOverview
+from dualmap.statestore.call_values import PoolOverview, RunMemory
 from dualmap.statestore.leases import OVERDUE_FIELD, Lease, ReplicaInfo
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool.chronicle import ChronicleRecord, KnownProblem
@@ -66,6 +66,16 @@ def test_prices_of_tiers_and_doubts_about_caches_are_shown_where_there_are_some(
     assert "b: its cache is estimated: its events name a memory that is not known" in shown
     assert "load of" not in without and "estimated" not in without
     assert values(seen)["tiers"] == {"a": tiers.tiers}
+
+
+def test_the_memory_of_agents_runs_is_shown_where_there_are_some() -> None:
+    plain = overview(TrafficCounts())
+    seen = replace(plain, runs=RunMemory(used_tokens=820, capacity_tokens=1000, waiting_turns=7))
+    shown, without = (text(pool_table("default", each, Shown(), "name", 5.0, None)) for each in (seen, plain))
+
+    assert "runs have 82.0% of the KV memory · 7 turns parked" in shown
+    assert "runs" not in without
+    assert values(seen)["runs"] == seen.runs
 
 
 @pytest.mark.parametrize(

@@ -90,10 +90,10 @@ class Fleet:
         assert await self.used_tokens() == FITS
 
     async def used_tokens(self) -> int:
-        return (await self.pool.runs.ledger()).used_tokens
+        return (await self.pool.runs.ledger()).memory.used_tokens
 
     async def waiting_turns(self) -> int:
-        return (await self.pool.runs.ledger()).waiting_turns
+        return (await self.pool.runs.ledger()).memory.waiting_turns
 
     async def run(self, name: str) -> RunRecord:
         return next(each for each in (await self.pool.runs.ledger()).runs if each.name == name)
@@ -116,6 +116,8 @@ async def test_runs_that_fit_go_at_once_and_a_turn_of_an_active_run_always_goes(
     await fleet.turn("a", FITS, 2.0)
 
     assert await fleet.used_tokens() == FITS + FITS // 2 - 50, "beyond what fits: nothing is stopped at work"
+    memory = (await fleet.pool.overview()).runs
+    assert (memory.used_tokens, memory.capacity_tokens, memory.waiting_turns) == (await fleet.used_tokens(), 1000, 0)
 
 
 async def test_a_run_that_does_not_fit_waits_until_another_has_been_silent(fleet: Fleet) -> None:

@@ -78,9 +78,9 @@ async def runs(
         "pool": pool.settings.name,
         "admitted": pool.scheduling.admit_runs,
         "memory": {
-            "used_tokens": ledger.used_tokens,
-            "capacity_tokens": ledger.capacity_tokens,
-            "waiting_turns": ledger.waiting_turns,
+            "used_tokens": ledger.memory.used_tokens,
+            "capacity_tokens": ledger.memory.capacity_tokens,
+            "waiting_turns": ledger.memory.waiting_turns,
         },
         "runs": [_run(each, ledger.now_ms) for each in found[:limit]],
     }

@@ -73,6 +73,7 @@ def pool_figures(
         "keys": _hottest(keys, rings),
         "tiers": {name: [_tier_row(each) for each in tiers.tiers] for name, tiers in overview.tiers.items()},
         "doubts": dict(overview.doubts),
+        "runs": [overview.runs.used_tokens, overview.runs.capacity_tokens, overview.runs.waiting_turns],
     }
 
 

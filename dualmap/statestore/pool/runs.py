@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import orjson
 from dualmap.scheduling.prompts.chain import SAMPLE_TOKENS
 from dualmap.scheduling.runs.turn import RunRecord, Turn
 from dualmap.scheduling.values import value
+from dualmap.statestore.call_values import RunMemory
 from dualmap.statestore.pool.calls import Argument
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import pairs_from
@@ -20,7 +21,6 @@ from dualmap.statestore.records import pack_chain
 
 MAX_TURNS: Final = 32
 """Most turns in one script call: a script stops everything else."""
-_COUNTS: Final = ("used_tokens", "capacity_tokens", "waiting_turns", "ended_runs")
 _SHOWN: Final = 1000
 """Runs that are read for people at most, those that were seen last."""
 
@@ -38,11 +38,7 @@ class TurnStatus(IntEnum):
 class RunLedger:
     """The figures of a pool's runs."""
 
-    used_tokens: int
-    """Tokens of the working sets of active runs."""
-    capacity_tokens: int
-    """KV memory of the instances, as last reported by a replica."""
-    waiting_turns: int
+    memory: RunMemory
     ended_runs: int
     """Runs that gave way by silence."""
     mean_service: float
@@ -89,11 +85,16 @@ class Runs(Changes):
         )
         now_ms = await self._calls.now_ms()
         found = await self._calls.together([("HGETALL", keys.run(name.decode())) for name in names]) if names else []
-        known = {name.decode(): text for name, text in pairs_from(figures).items()}
+        known = pairs_from(figures)
         runs = [_run_from(name.decode(), pairs_from(flat)) for name, flat in zip(names, found, strict=True) if flat]
-        used, capacity, waiting, ended = [count_from(known.get(name, b"0")) for name in _COUNTS]
-        mean_service = float(known.get("mean_service", b"0"))
-        return RunLedger(used, capacity, waiting, ended, mean_service, tuple(runs), now_ms)
+        ended, mean_service = count_from(known.get(b"ended_runs", b"0")), float(known.get(b"mean_service", b"0"))
+        return RunLedger(run_memory_from(known), ended, mean_service, tuple(runs), now_ms)
+
+
+def run_memory_from(figures: Mapping[bytes, bytes]) -> RunMemory:
+    """The memory of runs by the figures of the ledger."""
+    counts = [figures.get(name, b"0") for name in (b"used_tokens", b"capacity_tokens", b"waiting_turns")]
+    return RunMemory(*map(count_from, counts))
 
 
 def _about(turn: Turn) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.readable import checks_replies, count_from, each_readable, readable_texts
 from dualmap.statestore.pool.running_settings import RunningSettings
+from dualmap.statestore.pool.runs import run_memory_from
 from dualmap.statestore.pool.schema import PoolSchema
 from dualmap.statestore.pool.tiers import tiers_from
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
@@ -97,10 +98,15 @@ class Views(Changes):
     @checks_replies
     async def overview(self) -> PoolOverview:
         """Loads, replicas and leader, and what is known of caches, for metrics and live displays."""
-        found, _, (tiers, subscribers) = await self._overview(
-            [("HGETALL", self._keys.instance_tiers), ("HLEN", self._keys.subscribers)]
+        keys = self._keys
+        found, _, (tiers, subscribers, runs) = await self._overview(
+            [("HGETALL", keys.instance_tiers), ("HLEN", keys.subscribers), ("HGETALL", keys.runs)]
         )
-        overview = PoolOverview(*found, tiers=each_readable(pairs_from(tiers), lambda _, text: tiers_from(text)))
+        overview = PoolOverview(
+            *found,
+            tiers=each_readable(pairs_from(tiers), lambda _, text: tiers_from(text)),
+            runs=run_memory_from(pairs_from(runs)),
+        )
         return replace(overview, doubts=await self._doubts([*overview.loads])) if subscribers else overview
 
     async def _doubts(self, instance_ids: Sequence[str]) -> Mapping[str, str]:

@@ -25,7 +25,7 @@ export function showFigures(place, history, now, pool) {
     ["output tokens / s", short(recent.output_tokens / Math.max(recent.span_s, 1)), `${short(total.output_tokens)} in all`, series(history, (grown, s) => grown.output_tokens / s), ""],
     ["hit rate", percent(share(prompts.hit_tokens, prompts.prompt_tokens)), note(prompts, "of prompt tokens"), series(history, (grown) => share(grown.hit_tokens, grown.prompt_tokens)), ""],
     ["failed, refused", bad ? `${count(recent.failed)}, ${count(recent.refused)}` : "none", `${count(total.failed)}, ${count(total.refused)} in all${total.continued ? `; ${count(total.continued)} went on elsewhere` : ""}`, series(history, (grown) => grown.failed + grown.refused), bad ? "bad" : ""],
-    ["held now", count(held), `${count(running)} running`, history.map((each) => each.held), ""],
+    ["held now", count(held), `${count(running)} running${runs(now.runs)}`, history.map((each) => each.held), ""],
   ];
   if (place.children.length !== figures.length) place.replaceChildren(...figures.map(() => tile()));
   figures.forEach(([name, value, words, points, mark], index) => {
@@ -41,6 +41,8 @@ export function showFigures(place, history, now, pool) {
 const tile = () => element("div", { class: "figure" }, element("span"), element("b"), element("small"),
   drawn("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, drawn("path", { d: "" })));
 
+// Agents' runs that wait for memory; nothing where none was admitted.
+const runs = ([used, capacity, waiting]) => (capacity ? `; runs: ${count(waiting)} parked, ${percent(share(used, capacity))} of memory` : "");
 const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 const column = (rows, number) => rows.reduce((total, row) => total + row[number], 0);
 const share = (part, whole) => (whole > 0 ? part / whole : null);
