@@ -49,6 +49,7 @@ _SEED: Final = secrets.randbits(64)
 _ONLY: Final = secrets.token_hex(16)
 _QUOTED_ONLY: Final = b'"%b"' % _ONLY.encode()
 """What a frame has in place of its messages."""
+_USUAL: Final = (b"application/json", None)
 _MESSAGE: Final = {"role": "user", "content": "."}
 _RENDERED: Final = b"\xffuser\xfe."
 """The message as a prompt has it."""
@@ -119,7 +120,8 @@ def _whose(path: str, tenant: str) -> int:
 
 def _is_other(request: ClientRequest) -> bool:
     """Whether the body is said to be something else than JSON."""
-    return request.get(b"content-encoding") is not None or is_form(request)
+    kind = request.get(b"content-type")
+    return request.get(b"content-encoding") is not None or (kind not in _USUAL and is_form(request))
 
 
 def _new_frame(request: ClientRequest, text: bytes, api: Api, trusts_transfers: bool) -> Frame | None:

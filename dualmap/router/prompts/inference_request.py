@@ -155,8 +155,8 @@ class SentPrompt:
     @property
     def text_bytes(self) -> int | None:
         """Length of the rendered text; None where nothing can be learned from it."""
-        text = isinstance(self.prompt, TextPrompt | ContinuedText)
-        return self.prompt.size if self.teaches and text else None  # type: ignore[union-attr]
+        prompt = self.prompt
+        return prompt.size if self.teaches and isinstance(prompt, (TextPrompt, ContinuedText)) else None
 
     @property
     def images(self) -> int:

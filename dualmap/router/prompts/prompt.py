@@ -207,6 +207,24 @@ def _render(path: str, body: Mapping[str, Any], long_texts: LongTexts, max_parts
     return chat_prompt(body, long_texts, max_parts=max_parts)
 
 
+def read_text(
+    sent: SentPrompt, *, model: str, lora: str | None, rule: BlockRule, learned: Learned
+) -> ReadPrompt | None:
+    """Hash a prompt of text alone, by its bytes, at once; None for a longer one, and for any other."""
+    prompt = sent.prompt
+    if not isinstance(prompt, TextPrompt) or sent.pooled or prompt.media_at is not None:
+        return None
+    data = prompt.data
+    if len(data) > LONG_PROMPT_BYTES:
+        return None
+    seed = unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
+    chain = rule.text_chain(data, seed, learned.bytes_per_token)
+    if sent.hashed is not None:
+        _keep(sent, rule, seed, chain, 0, data)
+    limit = sent.output_limit
+    return ReadPrompt(chain, sent.text_bytes, expected_answer_tokens(learned.answer_tokens, limit), limit)
+
+
 async def read_prompt(
     sent: SentPrompt,
     *,
@@ -218,6 +236,10 @@ async def read_prompt(
 ) -> ReadPrompt:
     """Hash the prompt of a scheduled request: a long one in steps, any other at once. Text becomes the engine's own
     blocks if there is a tokenizer, and it answers in time."""
+    if tokenizer is None:
+        text = read_text(sent, model=model, lora=lora, rule=rule, learned=learned)
+        if text is not None:
+            return text
     limit = sent.output_limit
     expected = expected_answer_tokens(learned.answer_tokens, limit)
     seed = unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)

@@ -25,7 +25,7 @@ from dualmap.router.prompts.inference_request import (
     InferenceRequest,
     TokenBounds,
 )
-from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, unsalted_seed
+from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, read_text, unsalted_seed
 from dualmap.router.prompts.token_bounds import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
@@ -96,14 +96,15 @@ class Intake:
                 if request.path == RESPONSES_PATH and pool.view.view.has_ranks:
                     # The server chooses the rank, and looks at no cache for that: nothing is known to be found there.
                     read = replace(sent, pooled=True)
-                prompt = await read_prompt(
-                    read,
-                    model=pool.settings.model,
-                    lora=route.cached_as,
-                    rule=pool.blocks,
-                    learned=pool.view.learned,
-                    tokenizer=pool.tokenizer,
-                )
+                model, adapter = pool.settings.model, route.cached_as
+                rule, learned = pool.blocks, pool.view.learned
+                prompt = None
+                if pool.tokenizer is None:
+                    prompt = read_text(read, model=model, lora=adapter, rule=rule, learned=learned)
+                if prompt is None:
+                    prompt = await read_prompt(
+                        read, model=model, lora=adapter, rule=rule, learned=learned, tokenizer=pool.tokenizer
+                    )
                 if request.continues is not None:
                     prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
                 asked = None

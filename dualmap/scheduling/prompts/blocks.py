@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import xxhash
 
@@ -21,7 +21,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import NO_EXTRAS, BlockExtras, engine_chain, engine_chain_in_steps
 from dualmap.scheduling.prompts.hashes import Hashed, prefix_hashes
 from dualmap.scheduling.settings import SchedulingSettings
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import record, value
 
 DEFAULT_BYTES_PER_TOKEN = 4.0
 """The prior of a pool; the leader learns its own."""
@@ -40,58 +40,52 @@ Piece = bytes | str
 """A piece of a text: in UTF-8, or yet to be encoded."""
 
 
+@record
 class TextPrompt:
     """A prompt as bytes: equal leading bytes mean equal leading tokens.
 
     It is made of pieces, which become bytes when these are first read: not at all where a tokenizer answers.
     """
 
-    __slots__ = ("_data", "_pieces", "_size", "image_ends", "media_at", "other_media", "unread")
-
-    def __init__(
-        self,
-        data: bytes | Sequence[Piece],
-        media_at: int | None = None,
-        image_ends: Sequence[int] = (),
-        other_media: bool = False,
-        unread: bool = False,
-    ) -> None:
-        self._data = data if isinstance(data, bytes) else None
-        self._pieces: Sequence[Piece] = () if isinstance(data, bytes) else data
-        self._size: int | None = None
-        self.media_at = media_at
-        """Offset in ``data`` of the first message with images, sound or other parts; None without any. ``data`` holds
-        hashes of these, so its length says nothing about its tokens."""
-        self.image_ends = image_ends
-        """Offsets in ``data`` at which the mark of each image ends, in order."""
-        self.other_media = other_media
-        """Whether there are parts that are neither text nor image."""
-        self.unread = unread
-        """Whether there are parts of an unknown form, so that the engine's token count cannot be predicted."""
+    given: bytes | Sequence[Piece]
+    """Its bytes, or its pieces before they were read."""
+    media_at: int | None = None
+    """Offset in ``data`` of the first message with images, sound or other parts; None without any. ``data`` holds
+    hashes of these, so its length says nothing about its tokens."""
+    image_ends: Sequence[int] = ()
+    """Offsets in ``data`` at which the mark of each image ends, in order."""
+    other_media: bool = False
+    """Whether there are parts that are neither text nor image."""
+    unread: bool = False
+    """Whether there are parts of an unknown form, so that the engine's token count cannot be predicted."""
+    _: KW_ONLY
+    measured: int | None = None
+    """Bytes of the pieces, once these are measured."""
 
     @property
     def data(self) -> bytes:
-        if self._data is None:
-            self._data, self._pieces = joined(self._pieces), ()
-        return self._data
+        given = self.given
+        if not isinstance(given, bytes):
+            given = self.given = joined(given)
+        return given
 
     @property
     def size(self) -> int:
         """Bytes of ``data``."""
-        if self._data is not None:
-            return len(self._data)
-        if self._size is None:
-            self._size = size_of(self._pieces)
-        return self._size
+        if isinstance(self.given, bytes):
+            return len(self.given)
+        if self.measured is None:
+            self.measured = size_of(self.given)
+        return self.measured
 
     @property
     def pieces(self) -> Sequence[Piece]:
         """Those that it is made of, before its bytes were read."""
-        return self._pieces
+        return () if isinstance(self.given, bytes) else self.given
 
     @property
     def is_empty(self) -> bool:
-        return not (self._data or any(self._pieces))
+        return not (self.given if isinstance(self.given, bytes) else any(self.given))
 
     @property
     def has_media(self) -> bool:
@@ -107,8 +101,6 @@ class TextPrompt:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TextPrompt) and self._fields() == other._fields()
-
-    __hash__ = None  # type: ignore[assignment]  # it changes when its bytes are asked for
 
     def __repr__(self) -> str:
         return f"TextPrompt{self._fields()}"
@@ -228,8 +220,14 @@ class BlockRule:
         become the engine's blocks, which depend on ``extras``."""
         if isinstance(prompt, TokenPrompt):
             return engine_chain(prompt.token_ids, self.token_block_tokens, extras)
-        data, block_bytes = prompt.data, self.block_bytes
-        return _text_chain(prefix_hashes(data, seed, block_bytes), len(data), block_bytes, bytes_per_token)
+        return self.text_chain(prompt.data, seed, bytes_per_token)
+
+    def text_chain(self, data: bytes, seed: int, bytes_per_token: float) -> Chain:
+        """The chain of a text, made at once."""
+        size = self.block_bytes
+        hashes, tail = prefix_hashes(data, seed, size)
+        # ``_text_chain`` written out: most requests make one.
+        return Chain(hashes, round(size / bytes_per_token) or 1, round(len(data) / bytes_per_token) or 1, tail)
 
     def goes_on(self, begins: KnownText, seed: int) -> bool:
         """Whether the blocks of a text's beginning are those of this rule and seed."""
