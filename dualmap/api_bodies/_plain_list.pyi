@@ -1,6 +1,4 @@
-def plain_list(
-    body: bytes, quoted: bytes, only: bytes, api: int, /
-) -> tuple[bytes, bytes, list[tuple[int, int, int]]] | None:
+def plain_list(body: bytes, quoted: bytes, only: bytes, api: int, /) -> tuple[bytes, bytes] | None:
     """See ``plain_list.plain_list``.
 
     Args:

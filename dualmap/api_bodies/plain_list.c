@@ -1,4 +1,5 @@
 /* Reads the list of messages of a JSON body, where these are plain: objects with a role, and text as their content.
+ * Those of a chat may have further fields.
  *
  * What is written of them is, to the byte, what dualmap/api_bodies/prompt.py renders of the chat that the body is, or that
  * messages_api.py and responses_api.py make of it. Everything else is left to those: other parts than text, escaped or
@@ -24,10 +25,11 @@
 #define STEP 16         /* bytes that are looked at, and copied, at once */
 #define MAX_DEPTH 24    /* of what is passed over in a message */
 #define MAX_DIGITS 15   /* of a number, before its point and behind it */
+#define MAX_FIELDS 64   /* of an object whose fields are sorted */
 #define MAX_LISTS 4     /* places where the list may begin; of listed_json.py */
-#define MAX_HOLES 4096
 
 enum { CHAT, MESSAGES, RESPONSES };
+enum { PASS, TEXT, JSON }; /* what is written of a string: nothing, its text, its text as JSON without its quotes */
 
 static const uint8_t MESSAGE = 0xFF, FIELD = 0xFE; /* of prompt.py */
 #define BILLING_HEADER "x-anthropic-billing-header"
@@ -42,6 +44,16 @@ typedef struct {
     uint8_t *out;            /* what comes next is written here; there is room for as much as is read, and for a step */
     int api;
 } Reader;
+
+typedef struct {
+    Span name;
+    const uint8_t *value;
+} Field;
+
+typedef struct {
+    int count;
+    Field of[MAX_FIELDS]; /* by name */
+} Fields;
 
 #define IS(span, text) ((span).len == sizeof(text) - 1 && memcmp((span).data, (text), sizeof(text) - 1) == 0)
 
@@ -140,16 +152,35 @@ static const uint8_t *escape(const uint8_t *at, const uint8_t *end, uint8_t **ou
     return at + 2;
 }
 
-/* Reads a string, which begins here, and writes it, or passes over it. Returns whether it is one to be read. */
-static inline int read_string(Reader *reader, int writes) {
+/* Writes a character that was escaped, as JSON. */
+static uint8_t *write_escaped(uint8_t *out, const uint8_t *character, size_t size) {
+    static const char SHORT[] = "\"\\\b\f\n\r\t", LETTERS[] = "\"\\bfnrt", DIGITS[] = "0123456789abcdef";
+    const char *known = size == 1 && *character ? strchr(SHORT, *character) : NULL;
+    if (known != NULL) {
+        *out++ = '\\';
+        *out++ = (uint8_t)LETTERS[known - SHORT];
+    } else if (size == 1 && *character < 0x20) {
+        memcpy(out, "\\u00", 4);
+        out[4] = (uint8_t)DIGITS[*character >> 4];
+        out[5] = (uint8_t)DIGITS[*character & 15];
+        out += 6;
+    } else {
+        memcpy(out, character, size);
+        out += size;
+    }
+    return out;
+}
+
+/* Reads a string, which begins here, and writes it in this form. Returns whether it is one to be read. */
+static inline int read_string(Reader *reader, int form) {
     const uint8_t *at = reader->at, *end = reader->end;
-    uint8_t *out = reader->out, dropped[4];
+    uint8_t *out = reader->out, escaped[4];
     if (at == end || *at++ != '"')
         return 0;
     while (at < end) {
         if (end - at >= STEP) {
             size_t plain = plain_of(at);
-            if (writes) {
+            if (form != PASS) {
                 memcpy(out, at, STEP);
                 out += plain;
             }
@@ -160,21 +191,23 @@ static inline int read_string(Reader *reader, int writes) {
         uint8_t byte = *at;
         if (byte == '"') {
             reader->at = at + 1;
-            if (writes)
+            if (form != PASS)
                 reader->out = out;
             return 1;
         }
         if (byte == '\\') {
-            uint8_t *nowhere = dropped;
-            at = escape(at, end, writes ? &out : &nowhere);
+            uint8_t *behind = escaped;
+            at = escape(at, end, form == TEXT ? &out : &behind);
             if (at == NULL)
                 return 0;
+            if (form == JSON)
+                out = write_escaped(out, escaped, (size_t)(behind - escaped));
             continue;
         }
         if (byte < 0x20)
             return 0;
         if (byte < 0x80) {
-            if (writes)
+            if (form != PASS)
                 *out++ = byte;
             at++;
             continue;
@@ -183,7 +216,7 @@ static inline int read_string(Reader *reader, int writes) {
             size_t size = character(at, end);
             if (size == 0)
                 return 0;
-            if (writes) {
+            if (form != PASS) {
                 memcpy(out, at, end - at >= 4 ? 4 : size);
                 out += size;
             }
@@ -193,12 +226,12 @@ static inline int read_string(Reader *reader, int writes) {
     return 0;
 }
 
-static int write_string(Reader *reader) {
-    return read_string(reader, 1);
+static int write_text(Reader *reader) {
+    return read_string(reader, TEXT);
 }
 
 static int pass_string(Reader *reader) {
-    return read_string(reader, 0);
+    return read_string(reader, PASS);
 }
 
 /* JSON ----------------------------------------------------------------------------------------------------------- */
@@ -328,6 +361,100 @@ static int pass_value(Reader *reader, int depth) {
     }
 }
 
+/* JSON in one form ------------------------------------------------------------------------------------------------
+ * Equal values are written alike: without blanks, fields by name, characters as they are where they may be. */
+
+/* Adds a field in its place; returns 0 where there is one of its name, or no room. */
+static int add_field(Fields *fields, Span name, const uint8_t *value) {
+    int place = fields->count;
+    if (place == MAX_FIELDS)
+        return 0;
+    for (; place > 0; place--) {
+        Span before = fields->of[place - 1].name;
+        int order = memcmp(before.data, name.data, before.len < name.len ? before.len : name.len);
+        if (order == 0 && before.len == name.len)
+            return 0;
+        if (order < 0 || (order == 0 && before.len < name.len))
+            break;
+        fields->of[place] = fields->of[place - 1];
+    }
+    fields->of[place] = (Field){name, value};
+    fields->count++;
+    return 1;
+}
+
+static int write_value(Reader *reader, int depth);
+
+/* Writes an object of these fields, and stays where it is. */
+static int write_fields(Reader *reader, const Fields *fields, int depth) {
+    const uint8_t *end = reader->at;
+    *reader->out++ = '{';
+    for (int place = 0; place < fields->count; place++) {
+        Span name = fields->of[place].name;
+        if (place)
+            *reader->out++ = ',';
+        *reader->out++ = '"';
+        memcpy(reader->out, name.data, name.len);
+        reader->out += name.len;
+        *reader->out++ = '"';
+        *reader->out++ = ':';
+        reader->at = fields->of[place].value;
+        if (!write_value(reader, depth))
+            return 0;
+    }
+    *reader->out++ = '}';
+    reader->at = end;
+    return 1;
+}
+
+static int write_object(Reader *reader, int depth) {
+    Fields fields = {.count = 0};
+    int is_first = 1, found;
+    Span name;
+    while ((found = next_field(reader, &is_first, &name)) > 0)
+        if (!add_field(&fields, name, reader->at) || !pass_value(reader, depth))
+            return 0;
+    return found == 0 && write_fields(reader, &fields, depth);
+}
+
+static int write_array(Reader *reader, int depth) {
+    int is_first = 1, found, written = 0;
+    *reader->out++ = '[';
+    while ((found = next_value(reader, &is_first)) > 0) {
+        if (written++)
+            *reader->out++ = ',';
+        if (!write_value(reader, depth))
+            return 0;
+    }
+    *reader->out++ = ']';
+    return found == 0;
+}
+
+static int write_value(Reader *reader, int depth) {
+    const uint8_t *begin = reader->at;
+    if (depth == 0 || begin == reader->end)
+        return 0;
+    if (*begin == '{')
+        return write_object(reader, depth - 1);
+    if (*begin == '[')
+        return write_array(reader, depth - 1);
+    if (*begin == '"') {
+        *reader->out++ = '"';
+        if (!read_string(reader, JSON))
+            return 0;
+        *reader->out++ = '"';
+        return 1;
+    }
+    if (!pass_value(reader, 1))
+        return 0;
+    size_t len = (size_t)(reader->at - begin);
+    if (memchr(begin, '.', len) != NULL || (begin[0] == '-' && begin[1] == '0'))
+        return 0; /* a number that has several forms */
+    memcpy(reader->out, begin, len);
+    reader->out += len;
+    return 1;
+}
+
 /* messages ------------------------------------------------------------------------------------------------------- */
 
 /* A part of text, whose kind may stand before the text or behind it. */
@@ -341,7 +468,7 @@ static int write_part(Reader *reader) {
             if (!IS(kind, "text") && (reader->api == MESSAGES || (!IS(kind, "input_text") && !IS(kind, "output_text"))))
                 return 0;
         } else if (IS(name, "text")) {
-            if (has_text++ || !write_string(reader))
+            if (has_text++ || !write_text(reader))
                 return 0;
         } else if (!pass_value(reader, MAX_DEPTH)) {
             return 0;
@@ -360,7 +487,7 @@ static int write_content(Reader *reader, Span role) {
     int is_system = IS(role, "system"), is_answer = reader->api == RESPONSES && IS(role, "assistant");
     uint8_t *begin = reader->out;
     if (is_next(reader, '"'))
-        return write_string(reader) && !(is_system && is_billed(reader, begin));
+        return write_text(reader) && !(is_system && is_billed(reader, begin));
     if (is_next(reader, 'n'))
         return reader->api == CHAT && pass_word(reader, "null");
     int is_first = 1, found, parts = 0;
@@ -386,12 +513,12 @@ static void write_opening(Reader *reader, Span role) {
     *reader->out++ = FIELD;
 }
 
-/* Writes a message. ``is_open``: it has further fields, which the text lacks. */
-static int write_message(Reader *reader, int *is_open) {
-    int is_first = 1, found, has_role = 0, has_content = 0, has_kind = 0;
+/* Writes a message; in a chat, also the further fields that it has. */
+static int write_message(Reader *reader) {
+    int is_first = 1, found, has_role = 0, has_content = 0, has_kind = 0, nulls = 0;
     const uint8_t *later = NULL; /* the content, where it stands before the role */
+    Fields fields = {.count = 0};
     Span name, role = {NULL, 0}, kind;
-    *is_open = 0;
     while ((found = next_field(reader, &is_first, &name)) > 0) {
         if (IS(name, "role")) {
             if (has_role++ || !read_name(reader, &role))
@@ -409,7 +536,15 @@ static int write_message(Reader *reader, int *is_open) {
             if (has_kind++ || !read_name(reader, &kind) || !IS(kind, "message"))
                 return 0;
         } else {
-            *is_open |= reader->api == CHAT && !is_next(reader, 'n');
+            int is_null = is_next(reader, 'n');
+            if (reader->api == CHAT) {
+                if ((IS(name, "tool_calls") && !is_null && !is_next(reader, '[')) ||
+                    (IS(name, "name") && !is_null && !is_next(reader, '"')))
+                    return 0;
+                nulls += is_null;
+                if (!add_field(&fields, name, is_null ? NULL : reader->at))
+                    return 0;
+            }
             if (!pass_value(reader, MAX_DEPTH))
                 return 0;
         }
@@ -423,7 +558,15 @@ static int write_message(Reader *reader, int *is_open) {
             return 0;
         reader->at = end;
     }
-    return 1;
+    if (fields.count == nulls || has_role + has_content + fields.count <= 2)
+        return 1;
+    int kept = 0;
+    for (int place = 0; place < fields.count; place++)
+        if (fields.of[place].value != NULL)
+            fields.of[kept++] = fields.of[place];
+    fields.count = kept;
+    *reader->out++ = FIELD;
+    return write_fields(reader, &fields, MAX_DEPTH);
 }
 
 /* Python --------------------------------------------------------------------------------------------------------- */
@@ -456,16 +599,6 @@ static PyObject *frame_of(Span body, const uint8_t *begin, const uint8_t *end, S
     return frame;
 }
 
-/* Adds an open message: the place in the text, and where in the body it begins and ends. */
-static int add_open(PyObject *open, size_t place, const uint8_t *body, const uint8_t *begin, const uint8_t *end) {
-    PyObject *each = Py_BuildValue("(nnn)", (Py_ssize_t)place, (Py_ssize_t)(begin - body), (Py_ssize_t)(end - body));
-    if (each == NULL)
-        return -1;
-    int failed = PyList_Append(open, each);
-    Py_DECREF(each);
-    return failed;
-}
-
 static PyObject *read_list(Span body, Span quoted, Span only, int api) {
     Reader reader = {body.data, body.data + body.len, NULL, api};
     if (!pass_to_list(&reader, quoted))
@@ -473,39 +606,24 @@ static PyObject *read_list(Span body, Span quoted, Span only, int api) {
     const uint8_t *begin = reader.at, *end;
     /* Of each message less is written than is read: its braces alone make up for what is written around its role. */
     uint8_t *text = malloc((size_t)(reader.end - begin) + 2 * STEP);
-    PyObject *open = PyList_New(0), *made = NULL;
-    if (text == NULL || open == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
+    if (text == NULL)
+        return PyErr_NoMemory();
     reader.out = text;
+    int is_plain;
     for (;;) {
-        int is_open;
-        const uint8_t *message = reader.at;
-        if (!write_message(&reader, &is_open))
-            goto other;
+        is_plain = write_message(&reader);
         end = reader.at;
-        if (is_open && (PyList_Size(open) == MAX_HOLES || add_open(open, (size_t)(reader.out - text), body.data, message, end) < 0))
-            goto other;
         pass_blanks(&reader);
-        if (is_next(&reader, ']'))
+        if (!is_plain || is_next(&reader, ']') || !(is_plain = pass(&reader, ',')))
             break;
-        if (!pass(&reader, ','))
-            goto other;
     }
-    PyObject *frame = frame_of(body, begin, end, only);
+    PyObject *made = NULL, *frame = is_plain ? frame_of(body, begin, end, only) : NULL;
     if (frame != NULL)
-        made = Py_BuildValue("(Ny#O)", frame, (const char *)text, (Py_ssize_t)(reader.out - text), open);
-    goto done;
-other:
-    if (!PyErr_Occurred()) {
-        Py_INCREF(Py_None);
-        made = Py_None;
-    }
-done:
+        made = Py_BuildValue("(Ny#)", frame, (const char *)text, (Py_ssize_t)(reader.out - text));
     free(text);
-    Py_XDECREF(open);
-    return made;
+    if (is_plain)
+        return made;
+    Py_RETURN_NONE;
 }
 
 static PyObject *plain_list(PyObject *Py_UNUSED(module), PyObject *args) {

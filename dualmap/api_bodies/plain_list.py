@@ -9,14 +9,9 @@ plain is read by these alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import IntEnum
 from types import ModuleType
 from typing import Any, Final, NamedTuple
-
-import orjson
-
-from dualmap.api_bodies.prompt import extra_fields
 
 
 class Api(IntEnum):
@@ -60,27 +55,4 @@ def plain_list(body: bytes, api: Api, only: bytes, *, native: Any = NATIVE) -> P
     has to check (``listed_json.read_frame``).
     """
     found = None if native is None else native.plain_list(body, _QUOTED[api], only, api)
-    if found is None:
-        return None
-    frame, text, open_messages = found
-    if open_messages:
-        text = _closed(body, text, open_messages)
-        if text is None:
-            return None
-    return PlainList(frame, text)
-
-
-def _closed(body: bytes, text: bytes, open_messages: Sequence[tuple[int, int, int]]) -> bytes | None:
-    """The text with the further fields of messages that have some; None where their form is not known."""
-    pieces: list[bytes] = []
-    done = 0
-    for place, begin, end in open_messages:
-        try:
-            extras, unread = extra_fields(orjson.loads(body[begin:end]))
-        except (orjson.JSONDecodeError, RecursionError):
-            return None
-        if unread:
-            return None
-        pieces += (text[done:place], *extras)
-        done = place
-    return b"".join((*pieces, text[done:]))
+    return None if found is None else PlainList(*found)

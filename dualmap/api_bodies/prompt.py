@@ -225,10 +225,8 @@ class _Rendering:
                 self._drop_billing_lines()
         elif content is not None:
             self._add_unread(content)
-        if len(message) > 2:  # few have further fields
-            extras, unread = extra_fields(message)
-            self.unread = self.unread or unread
-            pieces += extras
+        if len(message) > 2:
+            self._add_extras(message)
 
     def _drop_billing_lines(self) -> None:
         """Leave the line out of each text of a system message that differs in every request, as vLLM does."""
@@ -239,6 +237,14 @@ class _Rendering:
     def _add_unread(self, value: Any) -> None:
         self.unread = True
         self.pieces += (_FIELD, _sorted_json(value))
+
+    def _add_extras(self, message: dict[str, Any]) -> None:
+        """Name, tool calls, reasoning and all other fields of a message. Clients send absent parts as null."""
+        extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
+        if extras:
+            calls, name = extras.get("tool_calls", []), extras.get("name", "")
+            self.unread = self.unread or not (isinstance(calls, list) and isinstance(name, str))
+            self.pieces += (_FIELD, _sorted_json(extras))
 
     def _add_parts(self, content: list[Any], param: str) -> None:
         """Content parts: text as it is (one text part renders like a plain string), media by their hash."""
@@ -274,18 +280,6 @@ class _Rendering:
         counted, size = self._measured
         self._measured = pieces, size + size_of(self.pieces[counted:pieces])
         return self._measured[1]
-
-
-def extra_fields(message: Mapping[str, Any]) -> tuple[tuple[bytes, ...], bool]:
-    """Name, tool calls, reasoning and all other fields of a message, as pieces, and whether any has an unknown form.
-    Clients send absent parts as null."""
-    if len(message) <= 2:
-        return (), False
-    extras = {key: value for key, value in message.items() if value is not None and key not in ("role", "content")}
-    if not extras:
-        return (), False
-    calls, name = extras.get("tool_calls", []), extras.get("name", "")
-    return (_FIELD, _sorted_json(extras)), not (isinstance(calls, list) and isinstance(name, str))
 
 
 def _check_count(parts: Sized, param: str, most: int) -> None:

@@ -31,6 +31,8 @@ ROLES: Final = ("user", "assistant", "system", "tool", "developer", "other", "",
 KINDS: Final = ("text", "input_text", "output_text", "image_url", "refusal", "text")
 VALUES: Final[tuple[Any, ...]] = (
     None, True, False, 0, -1, 1.5, 1e300, 2**63, 2**70, [], {}, "x", [1, [2, {"a": None}]], {"b": {"c": "é\n"}},
+    {"z": 1, "a": {"b": [{"y": "\x01\x1f\n\t/\x7f"}, "é"], "": None, "aa": False}, "B": "\\"},
+    {str(n): n for n in range(70)},
     {"type": "ephemeral"}, [{"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
 )  # fmt: skip
 NAMES_OF_FIELDS: Final = (
@@ -48,7 +50,8 @@ RAW: Final = (
     b'"', b"\\", b"\\u", b"\\u00e9", b"\\ud83d", b"\\ude00", b"\\ud83d\\ude00", b"\\uD800", b"\\u:@`g", b"\\/", b"\\x",
     b"\x00", b"\x1f", b"\x7f", b"\xc0\x80", b"\xc2", b"\xe0\x80\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xf0\x9f",
     b"\xff", b"{", b"}", b"[", b"]", b",", b":", b" ", b"\n", b"0", b"1e5", b"-", b"01", b"1.", b"nul", b"null", b"NaN",
-    b'"role":"user",', b'"content":"again",', b'"r\\u006fle":"x",', b'"x":1,"x":2,', b'{"role":"user"},',
+    b'"a":-0,', b'"a":"\\/\\u0041\\u0007\\u00e9",', b'"role":"user",', b'"content":"again",',
+    b'"r\\u006fle":"x",', b'"x":1,"x":2,', b'{"role":"user"},',
     b"\xef\xbb\xbf",
 )  # fmt: skip
 

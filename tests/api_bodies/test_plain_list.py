@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dualmap.api_bodies.plain_list import NAMES, NATIVE, Api, PlainList, plain_list
+from dualmap.api_bodies.prompt import chat_prompt
 from tests.api_bodies.fuzz_plain_list import ONLY, body_of, is_read_right
 from tests.support.sanitized import ROOT, run_sanitized, sanitized
 
@@ -33,6 +34,19 @@ def test_a_frame_is_the_body_with_one_string_in_place_of_its_messages() -> None:
     assert found is not None
     assert json.loads(found.frame) == {"model": "m", "messages": [ONLY], "stream": True}
     assert found.text == b"\xffsystem\xfebe brief\xffuser\xfehi"
+
+
+@native
+def test_further_fields_of_a_chats_messages_are_written_as_its_prompt_has_them() -> None:
+    call = {"type": "function", "id": "c", "function": {"name": "f", "arguments": '{"a": "\\u00e9\\n"}'}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"tool_call_id": "c", "role": "tool", "content": "out"},
+    ]
+
+    found = read(body(*messages))
+
+    assert found is not None and found.text == chat_prompt({"messages": messages}).data
 
 
 @native
