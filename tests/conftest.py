@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dualmap.runtime.collector import uncollected
 from dualmap.statestore.embedded import EmbeddedValkey
 from tests.support.store_servers import StoreServers
 
 # A slow machine fails no property.
 settings.register_profile("dualmap", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dualmap")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and collected tests live until the session ends, so the garbage collector leaves them alone: it took a
+    third of the time in which they are made, and each of its full collections in a test walked all of them."""
+    with uncollected():
+        result = yield
+    gc.freeze()
+    gc.collect()  # counts what is left, as in settle_collector
+    return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are processors: tests of fleets, faults and time limits wait for a third of their
+    time, and another process computes meanwhile."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 @pytest.fixture(scope="session")

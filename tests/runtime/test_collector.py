@@ -34,7 +34,6 @@ def test_many_objects_at_the_start_do_not_put_off_the_collection_of_old_ones() -
 
         assert old() is None
     finally:
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

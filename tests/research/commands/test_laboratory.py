@@ -9,7 +9,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.settings import EngineSettings
 from dualmap.simulation.errors import SimulationError
 
-TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "30"]
+TINY = ["--trace", "uniform", "--preset", "7b", "--instances", "2", "--seeds", "2", "--requests-per-instance", "20"]
 
 
 def run(*words: str) -> int:

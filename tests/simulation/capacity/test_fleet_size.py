@@ -73,7 +73,7 @@ def test_an_slo_per_token_asks_for_more_instances() -> None:
 
 def test_a_plan_on_time_whose_last_requests_wait_long_is_not_taken() -> None:
     engine = find_preset("qwen2.5-7b-910b4").engine
-    job = RunJob(TraceSource("toolagent", 400), Scenario(SchedulingSettings(), engine, skip_requests=50), 20.0)
+    job = RunJob(TraceSource("toolagent", 200), Scenario(SchedulingSettings(), engine, skip_requests=25), 20.0)
 
     unbounded, bounded = (run_fleet_size(FleetSizeJob("7b", 1, job, 0.5, p99_s)) for p99_s in (1e9, None))
 

@@ -45,7 +45,7 @@ def test_what_is_held_takes_memory_and_what_is_cached_does_not() -> None:
 @pytest.mark.parametrize("policy", ["round-robin", "dualmap-least-cost"])
 def test_a_fleet_of_them_has_every_hit_that_there_is(policy: PolicyName) -> None:
     # given a rate at which a request ends before another one can share its prefix
-    trace = conversation(requests=300, seed=1).capped(20_480).at_rate(0.01)
+    trace = conversation(requests=150, seed=1).capped(20_480).at_rate(0.01)
     small = replace(find_preset("qwen2.5-7b-910b4").engine, kv_capacity_tokens=40_000)
     # and an order that gives up no request, as by deadline a long one may be that finds no memory for long
     scheduling = SchedulingSettings(policy=policy, queue_order="fifo")

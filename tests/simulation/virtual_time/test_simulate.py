@@ -22,6 +22,7 @@ from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
 CONVERSATION = conversation(requests=400, seed=1).capped(20_480)
+FEW = replace(CONVERSATION, requests=CONVERSATION.requests[:160])
 ALL_ARE_SERVED = {
     policy: SchedulingSettings(policy=policy, max_deferred_s=3600, max_hold_s=3600) for policy in POLICIES
 }
@@ -57,11 +58,11 @@ def test_a_burst_at_once_is_all_served_and_about_as_soon_as_from_an_engines_own_
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName) -> None:
-    simulation = Simulation(CONVERSATION.at_rate(4.0), scenario(policy, scheduling=ALL_ARE_SERVED[policy]))
+    simulation = Simulation(FEW.at_rate(4.0), scenario(policy, scheduling=ALL_ARE_SERVED[policy]))
 
     record = simulation.run()
 
-    assert len(record.outcomes) == 400
+    assert len(record.outcomes) == 160
     for outcome in record.outcomes:
         assert outcome.first_token_s is not None
         assert outcome.finish_s is not None
@@ -75,14 +76,14 @@ def test_every_request_is_answered_and_nothing_is_left_behind(policy: PolicyName
 
 @pytest.mark.parametrize("share", [0.0, 0.25])
 def test_first_tokens_that_are_not_seen_are_presumed_and_nothing_is_left_behind(share: float) -> None:
-    trace = CONVERSATION.at_rate(2.0)
+    trace = FEW.at_rate(2.0)
     simulation = Simulation(trace, scenario(first_tokens_seen=share, scheduling=ALL_ARE_SERVED["dualmap"]))
 
     record = simulation.run()
 
     outcomes = [outcome.outcome for outcome in record.outcomes]
-    assert outcomes.count(Outcome.COMPLETED) == share * 400
-    assert outcomes.count(Outcome.ENDED) == (1 - share) * 400
+    assert outcomes.count(Outcome.COMPLETED) == share * 160
+    assert outcomes.count(Outcome.ENDED) == (1 - share) * 160
     left = at_once(simulation.replicas[0].pool.store.snapshot())
     assert left.requests == ()
     assert {load.pending_tokens for load in left.loads.values()} == {0}
@@ -90,7 +91,7 @@ def test_first_tokens_that_are_not_seen_are_presumed_and_nothing_is_left_behind(
 
 @pytest.mark.parametrize("policy", ["dualmap", "llm-d"])
 def test_the_same_run_gives_the_same_result_to_the_last_digit(policy: PolicyName) -> None:
-    trace = CONVERSATION.at_rate(5.0)
+    trace = FEW.at_rate(5.0)
 
     assert figures(simulate(trace, scenario(policy))) == figures(simulate(trace, scenario(policy)))
 
@@ -287,12 +288,12 @@ def test_lasting_overload_holds_a_bounded_backlog_and_takes_nothing_from_request
 
 
 def test_the_first_requests_load_the_fleet_but_stay_out_of_the_figures() -> None:
-    trace = CONVERSATION.at_rate(4.0)
+    trace = FEW.at_rate(4.0)
 
     result = simulate(trace, scenario(skip_requests=100))
 
-    assert result.requests == 300
-    assert sum(result.key_blocks.values()) == 300
+    assert result.requests == 60
+    assert sum(result.key_blocks.values()) == 60
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ def test_by_deadline_far_more_requests_are_on_time_under_overload() -> None:
 
 def test_long_prompts_have_the_slo_of_their_length() -> None:
     by_length = SchedulingSettings(slo_ttft_s=1.0, slo_ttft_s_per_1k_tokens=0.5, slo_ttft_max_s=4.0)
-    run = Simulation(CONVERSATION.at_rate(2.0), replace(scenario(), scheduling=by_length)).run()
+    run = Simulation(FEW.at_rate(2.0), replace(scenario(), scheduling=by_length)).run()
 
     targets = {outcome.input_tokens: outcome.slo_s for outcome in run.outcomes}
     assert targets == {tokens: min(1.0 + 0.5 * tokens / 1000, 4.0) for tokens in targets}

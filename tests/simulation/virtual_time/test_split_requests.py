@@ -20,7 +20,7 @@ from dualmap.simulation.workload.generators import toolagent
 from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 ENGINE: EngineConfig = find_preset("qwen2.5-7b-910b4").engine
-TRACE = toolagent(requests=300, seed=1).capped(20_480)
+TRACE = toolagent(requests=150, seed=1).capped(20_480)
 
 
 def scenario(policy: PolicyName = "dualmap-least-cost", *, roles: str = "2P2D", mode: str = "always") -> Scenario:

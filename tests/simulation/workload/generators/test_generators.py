@@ -1,4 +1,3 @@
-import hashlib
 import itertools
 import os
 from collections import Counter
@@ -31,16 +30,13 @@ from dualmap.simulation.workload.traces import Trace, TraceRequest, read_trace
 TRACES = Path(os.environ.get("DUALMAP_TRACES", "tests/simulation/traces"))
 
 
-def digest(trace: Trace) -> str:
-    return hashlib.sha256(repr(trace.requests).encode()).hexdigest()
-
-
 @pytest.mark.parametrize("name", GENERATORS)
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another(name: str) -> None:
     generate = GENERATORS[name]
 
-    assert digest(generate(requests=300, seed=7)) == digest(generate(requests=300, seed=7))
-    assert digest(generate(requests=300, seed=7)) != digest(generate(requests=300, seed=8))
+    first = generate(requests=300, seed=7).requests
+    assert first == generate(requests=300, seed=7).requests
+    assert first != generate(requests=300, seed=8).requests
 
 
 @pytest.mark.parametrize("name", GENERATORS)
