@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.estimates.learning import Sample
+from dualmap.scheduling.estimates.learning import DisprovedTier, Sample
 from dualmap.scheduling.queues.granting import CommitReply
 from dualmap.scheduling.queues.queue_order import QueueHead, QueuePlan
 from dualmap.scheduling.queues.rebalance import HotQueue, Migration
@@ -50,6 +50,9 @@ class LedPool:
 
     def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float]) -> Awaitable[None]:
         return self._pool.publications.publish_learned(learned, tokens_per_s, fence=self._fence)
+
+    def correct_tier(self, disproved: DisprovedTier) -> Awaitable[None]:
+        return self._pool.tiers.correct(disproved, fence=self._fence)
 
     # the size of the fleet
     def scaling(self, role: str) -> Awaitable[ScaleRecord]:

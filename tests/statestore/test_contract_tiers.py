@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.learning import DisprovedTier
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.prompts.chain import Chain
@@ -325,3 +326,36 @@ async def test_what_one_instance_wrote_to_a_pool_is_there_for_another_also_when_
     reply = await place(pool, "after", "b", chain=PROMPT)
 
     assert reply.seen.loads["b"].tiers.blocks == 6
+
+
+async def test_what_was_used_before_what_a_tier_lacks_is_forgotten(pool: PoolStore, clock: HandClock) -> None:
+    await with_tiers(pool, HOST)
+    for name, prompt in (("oldest", OTHER), ("lacking", PROMPT)):
+        await served(pool, name, prompt)
+        clock.advance(1000)
+    youngest = chain(*range(301, 307), prompt_tokens=601)
+    await served(pool, "youngest", youngest)
+    reply = await place(pool, "again", chain=PROMPT)
+    (found,) = reply.chosen.loads.in_tiers
+    clock.advance(1000)
+    await pool.tiers.correct(DisprovedTier("a", found.tier, found.used_ms))
+    tiers = {
+        name: (await place(pool, f"{name} later", chain=prompt)).seen.loads["a"].tiers.blocks
+        for name, prompt in (("oldest", OTHER), ("youngest", youngest))
+    }
+
+    assert (found.tier, found.blocks, found.used_ms) == ("host", 6, reply.seen.now_ms - 1001)
+    assert tiers == {"oldest": 0, "youngest": 6}
+
+
+async def test_a_tier_whose_removals_are_reported_is_corrected_by_these_alone(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await with_tiers(pool, HOST)
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    await report(pool, "a", Tier.HOST, stored=[1], removed=[2])
+    clock.advance(1000)
+    await pool.tiers.correct(DisprovedTier("a", "host", clock.now_ms))
+
+    assert (await place(pool, "again", chain=PROMPT)).seen.loads["a"].tiers.blocks == 6

@@ -136,7 +136,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     assert claim is not None
     await pool.kv_events.mark("a", claim.fence, KvViewStatus.EXACT)
     await pool.kv_events.apply(
-        "a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}, tiers={Tier.HOST: TierChange([9], (), 9)})
+        "a", claim.fence, KvChange(0, 1.0, [9], (), {b"name": b"known"}, tiers={Tier.HOST: TierChange([9], [8], 9)})
     )
     await pool.chronicle.record(ChronicleRecord(1), PoolSample(1, 5.0), [Happened(1, "state", "words")], after=None)
     await pool.chronicle.member_changed("ada", "drain", "a")

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, NamedTuple
+
+import orjson
 
 from dualmap.scheduling.estimates.answer_length import AnswerLengths
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
@@ -73,6 +76,15 @@ class FirstTokenSample:
         return max(0.0, (self.prefilled_ms - self.enqueued_ms) / 1000 - self.load_s)
 
 
+class DisprovedTier(NamedTuple):
+    """A tier that lacks what was used at that time: where the longest unused leaves first, it also lacks what was used
+    before."""
+
+    instance_id: str
+    tier: str
+    used_ms: int
+
+
 @value
 class EndSample:
     """Figures that the end of a request shows; 0: not known."""
@@ -93,11 +105,15 @@ class EndSample:
     transferred_tokens: int = 0
     images: int = 0
     """Images in the prompt; ``text_bytes`` counts their marks alone."""
+    disproved: DisprovedTier | None = None
+    """The tier of its instance that had less than was taken to be there; None: none, or it is not known."""
 
     @classmethod
-    def of_note(cls, note: Mapping[str, int]) -> EndSample:
+    def of_note(cls, note: Mapping[str, Any]) -> EndSample:
         """Read the sample from a note that ``finished_note`` or ``transfer_note`` wrote."""
-        return cls(**{name: int(note.get(name, 0)) for name in _FINISHED})
+        disproved = note.get("disproved")
+        named = {name: int(note.get(name, 0)) for name in _FINISHED}
+        return cls(**named, disproved=None if disproved is None else DisprovedTier(*disproved))
 
 
 _FINISHED = (
@@ -106,15 +122,23 @@ _FINISHED = (
 
 
 def finished_note(
-    text_bytes: int, tokens: int, answer_tokens: int, output_limit: int, answer_ms: int = 0, images: int = 0
+    text_bytes: int,
+    tokens: int,
+    answer_tokens: int,
+    output_limit: int,
+    answer_ms: int = 0,
+    images: int = 0,
+    *,
+    disproved: DisprovedTier | None = None,
 ) -> str:
     """The note that goes with the end of a request, as JSON; "" if it would teach nothing. Arguments as in
     ``EndSample``."""
-    if not answer_tokens and not (text_bytes and tokens):
+    if not answer_tokens and not (text_bytes and tokens) and disproved is None:
         return ""
+    lacks = "" if disproved is None else f',"disproved":{orjson.dumps(list(disproved)).decode()}'
     return (
         f'{{"text_bytes":{text_bytes},"tokens":{tokens},"answer_tokens":{answer_tokens},"output_limit":{output_limit},'
-        f'"answer_ms":{answer_ms},"images":{images}}}'
+        f'"answer_ms":{answer_ms},"images":{images}{lacks}}}'
     )
 
 

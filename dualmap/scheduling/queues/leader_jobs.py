@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.estimates.learning import FleetLearner, Sample
+from dualmap.scheduling.estimates.learning import DisprovedTier, EndSample, FleetLearner, Sample
 from dualmap.scheduling.queues.evacuation import plan_evacuation
 from dualmap.scheduling.queues.floors import Floors
 from dualmap.scheduling.queues.granting import Commit, GrantingPort, grant_queue
@@ -72,6 +72,8 @@ class LearningPort(Protocol):
     def samples(self, after: str, limit: int, /) -> Awaitable[Sequence[Sample]]: ...
 
     def publish_learned(self, learned: Learned, tokens_per_s: Mapping[str, float], /) -> Awaitable[None]: ...
+
+    def correct_tier(self, disproved: DisprovedTier, /) -> Awaitable[None]: ...
 
 
 @value
@@ -149,6 +151,16 @@ class PublishLearned(Step[LearningPort, None]):
 
     def on(self, port: LearningPort) -> Awaitable[None]:
         return port.publish_learned(self.learned, self.tokens_per_s)
+
+
+@value
+class CorrectTier(Step[LearningPort, None]):
+    """Forget what a tier of an instance was taken to have, from what was used longest ago to what it lacks."""
+
+    disproved: DisprovedTier
+
+    def on(self, port: LearningPort) -> Awaitable[None]:
+        return port.correct_tier(self.disproved)
 
 
 @value
@@ -369,4 +381,8 @@ class LearningKeeper:
         learned = self._learner.learned
         if samples or rates:
             yield from PublishLearned(learned, rates)
+        ends = [each.content for each in samples if isinstance(each.content, EndSample)]
+        for disproved in dict.fromkeys(end.disproved for end in ends if end.disproved is not None):
+            if disproved.instance_id in instances:
+                yield from CorrectTier(disproved)
         return len(samples)

@@ -33,7 +33,7 @@ from typing import Any, Final, Protocol
 import orjson
 
 from dualmap.scheduling.errors import TransitionError
-from dualmap.scheduling.estimates.learning import features_to_note, finished_note, transfer_note
+from dualmap.scheduling.estimates.learning import DisprovedTier, features_to_note, finished_note, transfer_note
 from dualmap.scheduling.placing.decision import Policy, RouteQuery
 from dualmap.scheduling.placing.placement import (
     NO_CLAIM,
@@ -2039,7 +2039,27 @@ class RequestMachine:
             return ""
         answer_ms = 0 if began_s is None or self.ended_s is None else round((self.ended_s - began_s) * 1000)
         tokens, answer_tokens = usage.prompt_tokens or 0, usage.output_tokens or 0
-        return finished_note(spec.text_bytes, tokens, answer_tokens, spec.output_limit or 0, answer_ms, spec.images)
+        return finished_note(
+            spec.text_bytes,
+            tokens,
+            answer_tokens,
+            spec.output_limit or 0,
+            answer_ms,
+            spec.images,
+            disproved=self._disproved_tier(usage),
+        )
+
+    def _disproved_tier(self, usage: Usage) -> DisprovedTier | None:
+        """The tier of its instance that had less of its prompt than its placement expected; None where its answer shows
+        none, or it was not answered as it was placed."""
+        placed, chain, cached = self.placed, self.spec.chain, usage.cached_tokens
+        if placed is None or chain is None or cached is None or self.leg is not Leg.WHOLE or self.failures:
+            return None
+        found_blocks, loads = placed.reply.seen.hits.get(self.instance_id), placed.reply.chosen.loads
+        if found_blocks is None or placed.instance_id != self.instance_id or self.spec.answers > 1:
+            return None
+        lacking = loads.disproved_by(cached, found_blocks - loads.blocks, chain.block_tokens)
+        return None if lacking is None else DisprovedTier(self.instance_id, lacking.tier, lacking.used_ms)
 
 
 _REFUSED_IN_ANY_CASE: Final = frozenset(

@@ -10,9 +10,9 @@
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
 --       what is loaded from tiers, as JSON {id: [blocks, seconds, seconds alone, most tokens or -1, [[tier, blocks that
---       it has], …]], …}, with the source, its host and port, the tokens and the seconds of its pull alone as one more
---       entry where a part is pulled, or nil, how it waits for its adapter, as JSON {id: [load seconds, turns], …}, or
---       nil, and of each instance that was weighed: its id, its record, its hit}
+--       it has, ms of their last use], …]], …}, with the source, its host and port, the tokens and the seconds of its
+--       pull alone as one more entry where a part is pulled, or nil, how it waits for its adapter, as JSON {id: [load
+--       seconds, turns], …}, or nil, and of each instance that was weighed: its id, its record, its hit}
 local adapters = require('shared.adapters')
 local books = require('shared.books')
 local budgets = require('shared.budgets')

@@ -24,7 +24,7 @@ _CHANGES_PER_CALL = 200
 _EXACT = KvViewStatus.EXACT.value.encode()
 BOOKED = ("booked_since_ms", "booked_stamp")
 """Fields of an instance's record about what was booked: nothing is, where its cache is believed to be empty."""
-READ_SO_FAR = ("sequence", "published_s", *BOOKED)
+READ_SO_FAR = ("sequence", "published_s", "reports_removals", *BOOKED)
 """Fields of an instance's record that another claim does not begin with where its cache is believed to be empty."""
 
 
@@ -135,6 +135,8 @@ class KvClaims(Changes):
         commands = stamped + in_commands(("ZREM", kv), packed_hashes(change.removed))
         if change.tiers:
             commands += tier_commands(self._keys, instance_id, change.tiers, await self._calls.now_ms())
+            if any(each.removed for each in change.tiers.values()):
+                commands.append(("HSET", key, "reports_removals", 1))
         if change.all_names:
             commands.append(("UNLINK", names))
         if change.names:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import orjson
 
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
+from dualmap.scheduling.estimates.learning import DisprovedTier
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import TierChange
 from dualmap.statestore.pool.calls import Command, in_commands
@@ -52,6 +53,18 @@ class InstanceTierBooks(Changes):
         number = len(tiers.tiers) or int(tiers.pulls is not None)
         await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": number}}))
         return True
+
+    @checks_replies
+    async def correct(self, disproved: DisprovedTier, *, fence: int | None = None) -> None:
+        """Forget what was used in a tier before what it turned out to lack: what was used longest ago leaves first.
+        Nothing where the instance's engine reports what leaves its tiers: that is followed, and an answer shows no
+        more than how late it comes."""
+        keys, name = self._keys, disproved.instance_id
+        if await self._calls.command("HGET", keys.kv_events(name), "reports_removals") is not None:
+            return
+        before = f"({disproved.used_ms * STAMPS_PER_MS}"
+        key = keys.kv_tier(named(Tier(disproved.tier), name))
+        await self._make(Change([("ZREMRANGEBYSCORE", key, "-inf", before)], fence=fence))
 
     @checks_replies
     async def described(self) -> Mapping[str, InstanceTiers]:

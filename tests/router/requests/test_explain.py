@@ -31,7 +31,7 @@ from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.tier_load import TierLoad
+from dualmap.scheduling.state.tier_load import InTier, TierLoad
 from dualmap.scheduling.tenants.shares import LEVELS, Standing
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.pool.codec import new_record
@@ -76,8 +76,8 @@ def test_the_oldest_is_forgotten_first() -> None:
 def test_what_tiers_have_is_told_with_what_the_prices_decided() -> None:
     loads = {
         "a": InstanceLoad("a", InstanceState.READY, tiers=LOADS),
-        "b": InstanceLoad("b", InstanceState.READY, tiers=TierLoad(0, 0.0, 0.0, 0, (("disk", 9),))),
-        "c": InstanceLoad("c", InstanceState.READY, tiers=TierLoad(1, 0.1, 0.1, None, (("host", 1),))),
+        "b": InstanceLoad("b", InstanceState.READY, tiers=TierLoad(0, 0.0, 0.0, 0, (InTier("disk", 9, 0),))),
+        "c": InstanceLoad("c", InstanceState.READY, tiers=TierLoad(1, 0.1, 0.1, None, (InTier("host", 1, 0),))),
         "d": InstanceLoad("d", InstanceState.READY),
     }
     told = PlacementRound((*loads,), loads, Decision("a", 3, 100, 0.5, Reason.COST), 1, PlaceStatus.HELD).to_dict()
@@ -114,7 +114,7 @@ def without_rounds(told: Explanation) -> Explanation:
 RECORD = new_record(InstanceSpec("a", "http://a", state=InstanceState.READY))
 
 
-LOADS = TierLoad(3, 0.25, 0.05, 384, (("host", 2), ("pool", 4)))
+LOADS = TierLoad(3, 0.25, 0.05, 384, (InTier("host", 2, 0), InTier("pool", 4, 0)))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.scheduling.estimates.learning import RATIO_MIN_TOKENS, features_to_note
+from dualmap.scheduling.estimates.learning import RATIO_MIN_TOKENS, DisprovedTier, features_to_note, finished_note
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.prompts.blocks import DEFAULT_BYTES_PER_TOKEN
 from dualmap.statestore.errors import LeaseLostError, StoreUnavailableError
@@ -201,3 +201,26 @@ async def test_a_deposed_learner_publishes_nothing(
         await learner_of(pool).tick()
 
     assert await rate_of_a() == RATE / 2
+
+
+async def test_a_tier_that_answers_disproved_is_corrected_once(
+    pool: PoolStore,
+    learner_of: LearnerOf,
+    add_instance: AddInstance,
+    reserve: Reserve,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corrected: list[DisprovedTier] = []
+
+    async def correct(disproved: DisprovedTier, *, fence: int) -> None:
+        corrected.append(disproved)
+
+    monkeypatch.setattr(pool.tiers, "correct", correct)
+    lacking = DisprovedTier("a", "host", 1234)
+    await add_instance("a")
+    for number, disproved in enumerate((lacking, lacking, lacking._replace(instance_id="gone"))):
+        await reserve(f"r{number}", "a", 100)
+        await finish(pool, f"r{number}", note=finished_note(0, 0, 0, 0, disproved=disproved))
+    await learner_of(pool).tick()
+
+    assert corrected == [lacking]

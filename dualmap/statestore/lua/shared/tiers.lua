@@ -21,22 +21,25 @@ local function tiers_of(instance)
   return decoded(text) or NONE
 end
 
--- Blocks of the chain behind the first so many that a tier lists. A chain leaves a tier from its end on; one whose
--- beginning left is no hit.
+-- Blocks of the chain behind the first so many that a tier lists, and the stamp of the last one. A chain leaves a tier
+-- from its end on; one whose beginning left is no hit.
 local function blocks_behind(tier, chain, first)
   local key, most = keys.kv_tier .. tier.key, #chain / 8 - first
   local function holds(block)
     return call('ZSCORE', key, sub(chain, (first + block) * 8 - 7, (first + block) * 8))
   end
-  local found = kv.last_that(most, most, holds)
-  return (found < 2 or holds(1)) and found or 0
+  local found, stamp = kv.last_that(most, most, holds)
+  if found < 2 or holds(1) then
+    return found, stamp
+  end
+  return 0
 end
 
 -- The same of all tiers together, each behind those before it.
 local function found_blocks(instance, chain, first)
   local taken = first
   for _, tier in ipairs(tiers_of(instance).tiers) do
-    taken = taken + blocks_behind(tier, chain, taken)
+    taken = taken + (blocks_behind(tier, chain, taken))
   end
   return taken - first
 end
@@ -50,9 +53,11 @@ local function loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
   local queued_s, forbids = instance.loading_ms / 1000, described.limits and #described.tiers > 0
   for _, tier in ipairs(described.tiers) do
     forbids = forbids and is_slow(tier.token_s, instance.tokens_per_s)
-    local blocks = min(blocks_behind(tier, chain, taken), most - taken)
+    local listed, stamp = blocks_behind(tier, chain, taken)
+    local blocks = min(listed, most - taken)
     if blocks > 0 then
-      taken, found[#found + 1] = taken + blocks, format('["%s",%d]', tier.tier, blocks)
+      taken = taken + blocks
+      found[#found + 1] = format('["%s",%d,%d]', tier.tier, blocks, stamp / STAMPS_PER_MS)
       own_s = max(own_s, load_time_s(tier.start_s, tier.token_s, blocks * block_tokens))
       loads[described.limits and #loads + 1 or 1] = { blocks = taken - hit, own_s = own_s, load_s = queued_s + own_s }
     end
@@ -84,7 +89,7 @@ end
 -- Blocks of the chain behind the first so many that the host memory of an instance has.
 local function host_blocks(instance, chain, first)
   local nearest = tiers_of(instance).tiers[1]
-  return nearest and nearest.tier == 'host' and blocks_behind(nearest, chain, first) or 0
+  return nearest and nearest.tier == 'host' and (blocks_behind(nearest, chain, first)) or 0
 end
 
 -- What is loaded, or pulled, on each of some instances, as a placement replies it.

@@ -1,0 +1,61 @@
+"""What the end of a request notes about a tier that had less than its placement expected."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dualmap.scheduling.placing.placement import Observation
+from dualmap.scheduling.request.machine import Arrived, Ended, Failed, FirstToken, Post, Reserved, Sent
+from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.state.tier_load import InTier, TierLoad
+from tests.scheduling.request.lives import CLOSED, Life, course_of, member
+
+LOADS = TierLoad(3, 0.3, 0.3, in_tiers=(InTier("host", 3, 1234),))
+
+
+def noted(life: Life, usage: Usage | None, outcome: Outcome = Outcome.COMPLETED) -> Any:
+    """The tier in the note of the last release."""
+    life.on(FirstToken())
+    life.on(Ended(outcome, usage))
+    notes = [each.release.note for each in life.effects if isinstance(each, Post)]
+    return json.loads(notes[-1] or "{}").get("disproved")
+
+
+def loading() -> Life:
+    life = Life()
+    life.on(Arrived())
+    placed = life.placed(loads=LOADS)
+    seen = Observation(1, 1, {}, 1234, {"a": 3})
+    life.on(Reserved(course_of(replace(placed, reply=replace(placed.reply, seen=seen))), member("a")))
+    life.on(Sent())
+    return life
+
+
+def test_the_end_of_a_request_notes_the_tier_that_lacked_what_was_loaded() -> None:
+    assert noted(loading(), Usage(1000, 0, 10)) == ["a", "host", 1234]
+
+
+@pytest.mark.parametrize(
+    ("usage", "outcome"),
+    [
+        (Usage(1000, 1000, 10), Outcome.COMPLETED),
+        (Usage(1000, None, 10), Outcome.COMPLETED),
+        (None, Outcome.COMPLETED),
+        (Usage(1000, 0, 10), Outcome.CLIENT_GONE),
+    ],
+)
+def test_an_answer_that_shows_nothing_of_it_notes_no_tier(usage: Usage | None, outcome: Outcome) -> None:
+    assert noted(loading(), usage, outcome) is None
+
+
+def test_an_answer_of_another_try_notes_no_tier() -> None:
+    life = loading()
+    life.on(Failed(CLOSED))
+    life.reserve("a")
+    life.on(Sent())
+
+    assert noted(life, Usage(1000, 0, 10)) is None
