@@ -1,24 +1,30 @@
-"""The client of a line: nobody, who keeps the answer."""
+"""The client of a line: nobody, who keeps the answer.
+
+A line may be answered by a stream, so that its answer can leave an instance and continue elsewhere. It is kept as the
+whole answer that a client would have got at once.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httptools
-import orjson
 
+from dualmap.api_bodies.whole_answer import whole_answer
+from dualmap.router.answers.sse import EVENT_END, event_data, json_object
 from dualmap.router.errors import RouterError, error_body
 from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.plain_heads import Header
+from dualmap.router.prompts.inference_request import CHAT_PATH
 
 if TYPE_CHECKING:
     from dualmap.router.http.answer_driver import AnswerDriver
 
 
 class LineClient:
-    """A ``Downstream`` for one answer that does not stream, read back from its bytes."""
+    """A ``Downstream`` for one answer, read back from its bytes."""
 
     page_fields: Sequence[Header] = ()
     http_10 = False
@@ -37,24 +43,26 @@ class LineClient:
         """When the router would take the request, where it refused it for now."""
         self.is_whole = False
         self._parser = httptools.HttpResponseParser(self)
-        self._body = bytearray()
+        self._bytes = bytearray()
+        self.body: Mapping[str, Any] | None = None
+        """The JSON object of the answer, once it is whole."""
         self._request_id = b""
+        self._streams = False
 
     @property
     def request_id(self) -> str:
         return self._request_id.decode("latin-1")
 
-    def body(self) -> dict[str, Any] | None:
-        """The JSON object of the answer; None where it is none."""
-        try:
-            read = orjson.loads(bytes(self._body))
-        except orjson.JSONDecodeError:
-            return None
-        return read if isinstance(read, dict) else None
+    def _read(self) -> Mapping[str, Any] | None:
+        """The JSON object of the bytes; None where they are none, or a stream that has failed."""
+        if not self._streams:
+            return json_object(bytes(self._bytes))
+        events = [json_object(data) for event in EVENT_END.split(bytes(self._bytes)) if (data := event_data(event))]
+        return whole_answer([each for each in events if each is not None], chat=self.path == CHAT_PATH)
 
     def used_tokens(self) -> int | None:
         """The tokens of prompt and answer, as its instance reported them; None where it has no answer."""
-        usage = (self.body() or {}).get("usage") if self.status == 200 else None
+        usage = (self.body or {}).get("usage") if self.status == 200 else None
         tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else None
 
@@ -62,15 +70,18 @@ class LineClient:
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
             self._request_id = value
+        elif name.lower() == b"content-type":
+            self._streams = value.startswith(b"text/event-stream")
 
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
 
     def on_body(self, piece: bytes) -> None:
-        self._body += piece
+        self._bytes += piece
 
     def on_message_complete(self) -> None:
-        self.is_whole = True
+        self.body = self._read()
+        self.is_whole = not self._streams or self.body is not None
 
     # Downstream ----------------------------------------------------------------------------------------------
     def keeps_alive(self) -> bool:
@@ -89,7 +100,7 @@ class LineClient:
         self.committed = self.is_whole = True
         self.status, self.retry_after_s = error.status, error.retry_after_s
         self._request_id = dict(fields).get(b"x-request-id", b"")
-        self._body = bytearray(orjson.dumps(error_body(error, self.path)))
+        self.body = error_body(error, self.path)
         return None
 
     def set_source(self, source: ByteSource | None) -> None: ...
@@ -97,7 +108,7 @@ class LineClient:
     def close_after(self) -> None: ...
 
     def abort(self) -> None:
-        self.is_whole = False
+        self.is_whole, self.body = False, None
 
     def cut_off(self, error: RouterError) -> bool:
         return False

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import orjson
 
@@ -15,6 +15,7 @@ from dualmap.router.errors import InvalidApiKeyError
 from dualmap.router.http.forward import serve_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
+from dualmap.router.prompts.inference_request import COMPLETIONS_PATHS
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.backoff import backoff_s
 from dualmap.scheduling.batches.batch import Batch
@@ -27,6 +28,8 @@ SLO_MS: Final = b"3600000"
 """The time to first token that a line asks for: none is late."""
 TRIES: Final = 4
 """Times that a line is run which fails by the fleet's doing."""
+STREAMED: Final[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
+_ANSWERS: Final = ("n", "best_of")
 _FIRST_WAIT_S: Final = 0.5
 _LONGEST_WAIT_S: Final = 30.0
 _FAILED_BY_FLEET: Final = frozenset({0, 500, 502, 503, 504})
@@ -80,7 +83,8 @@ class LineRunner:
             (b"x-dualmap-priority", BATCH_CLASS),
             (b"x-slo-ttft-ms", SLO_MS),
         ]
-        request = ClientRequest("POST", batch.endpoint, b"", fields, False, True, body=orjson.dumps(line.body))
+        body = {**line.body, **STREAMED} if self._streams(batch, line) else line.body
+        request = ClientRequest("POST", batch.endpoint, b"", fields, False, True, body=orjson.dumps(body))
         if batch.tenant:
             tenant = self._plane.tenants.tenants.get(batch.tenant)
             if tenant is None:
@@ -93,6 +97,15 @@ class LineRunner:
             self._room.learn(tokens)
         return client
 
+    def _streams(self, batch: Batch, line: BatchLine) -> bool:
+        """Whether the line is answered by a stream: where answers of its class leave instances for others, so that it
+        continues elsewhere. An answer of several choices would not."""
+        if batch.endpoint not in COMPLETIONS_PATHS or any(line.body.get(name, 1) != 1 for name in _ANSWERS):
+            return False
+        pools = self._plane.intake.pools.pools.values()
+        name = BATCH_CLASS.decode()
+        return any(each.evictable for pool in pools for each in pool.scheduling.classes if each.name == name)
+
 
 def line_id_of(batch: Batch, number: int) -> str:
     """The id of a line: the same whoever runs it, and however often."""
@@ -102,5 +115,5 @@ def line_id_of(batch: Batch, number: int) -> str:
 def _result_of(line_id: str, line: BatchLine, client: LineClient) -> LineResult:
     if not client.is_whole or not client.status:
         return LineResult(False, failed_line(line_id, line.custom_id, "no_answer", "its answer broke off at every try"))
-    text = answer_line(line_id, line.custom_id, client.status, client.request_id, client.body())
+    text = answer_line(line_id, line.custom_id, client.status, client.request_id, client.body)
     return LineResult(client.status == 200, text)
