@@ -967,7 +967,7 @@ class AnswerMachine:
         self._body_bytes = len(body)
         self.effects.append(Send(body if self.is_bare else b"".join(wires), True))
         return self._finish(
-            AnswerResult(head.status, ending_of_whole(body), None, True, sends_usage_unrequested=not self._readable)
+            AnswerResult(head.status, began=True, whole=body, sends_usage_unrequested=not self._readable)
         )
 
     def _finish(self, result: AnswerResult) -> None:

@@ -8,9 +8,9 @@ from typing import Final
 from dualmap.router.answers.checks import ABORTED
 from dualmap.router.answers.head import ErrorAnswer
 from dualmap.router.answers.kept_stream import KeptStream
-from dualmap.router.answers.sse import NO_ENDING, Ending
+from dualmap.router.answers.sse import NO_ENDING, Ending, ending_of_whole
 from dualmap.scheduling.request.answers import Verdict, is_server_fault
-from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure, Outcome
+from dualmap.scheduling.request.outcome import ENGINE_DEATH, FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.values import value
 
 _COMPLETED: Final = Outcome.COMPLETED
@@ -42,10 +42,18 @@ class AnswerResult:
     it off, or its body did not pass here."""
     body: bytes = b""
     """Body of an answer that no client gets."""
+    whole: bytes = b""
+    """Body of an answer that its client has, in which the usage is looked for when it is needed: not before the client
+    has the answer."""
 
     def as_error(self) -> ErrorAnswer:
         """The refusal of a prefill leg."""
         return ErrorAnswer(self.status, [(b"content-type", b"application/json")], self.body)
+
+    @property
+    def usage(self) -> Usage | None:
+        """The usage of the answer; None where its instance has reported none."""
+        return ending_of_whole(self.whole).usage if self.whole else self.ending.usage
 
     @property
     def fault(self) -> InstanceFailure | None:

@@ -247,10 +247,10 @@ class Forwarding:
                 self.part.finish()
             outcome = self._outcome(result)
             if result.failure is None:
-                usage = self._usage_of(result.ending)
+                usage = self._usage_of(result.usage)
         except asyncio.CancelledError:
             outcome = Outcome.CLIENT_GONE if self._client.gone else Outcome.CUT_OFF
-            usage = self._usage_of(self.sender.left)
+            usage = self._usage_of(self.sender.left.usage)
             raise
         except RouterError as error:
             outcome = outcome_of(error)
@@ -644,7 +644,6 @@ class Forwarding:
             return Outcome.CLIENT_GONE
         return Outcome.UPSTREAM_FAILED if self.part.failed is not None else result.outcome
 
-    def _usage_of(self, ending: Ending) -> Usage | None:
-        """The usage of the whole answer; None where its instance has reported none."""
-        usage = ending.usage
+    def _usage_of(self, usage: Usage | None) -> Usage | None:
+        """The usage of the whole answer, from that of its last part; None where its instance has reported none."""
         return None if usage is None else self.part.count(usage)

@@ -177,7 +177,7 @@ class Sender:
         elif result.sends_usage_unrequested:
             usage.saw(url, sends_unrequested=True)
         elif not sending.requests_usage and result.shows_whole_stream:
-            shown = result.ending.usage
+            shown = result.usage
             usage.saw(url, sends_unrequested=shown is not None and shown.prompt_tokens is not None)
 
     def _start(self, sending: Sending, connection: UpstreamConnection) -> AnswerDriver:

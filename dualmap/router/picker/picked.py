@@ -700,7 +700,7 @@ class _Answer:
         result = self._result
         assert result is not None
         failed = result.failure is not None or result.ending.error_status is not None
-        return result.outcome, None if failed else result.ending.usage
+        return result.outcome, None if failed else result.usage
 
     @property
     def counted(self) -> Counted | None:

@@ -252,7 +252,7 @@ def test_what_is_too_long_to_be_held_passes_unread() -> None:
 
     life.body(b"y").end(b'"],"usage":{"prompt_tokens":3}}')
 
-    assert life.result.ending.usage == Usage(3)
+    assert life.result.usage == Usage(3)
     assert life.machine.counted() == Counted(0, len(life.sent))
 
 
@@ -272,7 +272,7 @@ def test_the_usage_event_is_hidden_from_a_client_that_has_not_asked_for_it() -> 
     life = Life(hides_usage=True).head().body(event("a"), usage).end(DONE)
 
     assert life.machine.is_bare and life.sent == event("a") + DONE
-    assert life.result.ending.usage == Usage(3, None, 1)
+    assert life.result.usage == Usage(3, None, 1)
 
 
 # how it fails ----------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_the_usage_of_a_last_event_that_repeats_a_long_request_is_found(cut: int
     result = end(made)
 
     assert result.fault is None
-    assert result.ending.usage == Usage(9000, None, 50)
+    assert result.usage == Usage(9000, None, 50)
     assert made.counted() == Counted(3000)
 
 
@@ -68,7 +68,7 @@ def test_the_usage_of_a_long_whole_answer_is_found() -> None:
 
     result = end(made)
 
-    assert (result.ending.usage, result.fault, made.counted()) == (Usage(9), None, Counted(0, len(body)))
+    assert (result.usage, result.fault, made.counted()) == (Usage(9), None, Counted(0, len(body)))
 
 
 def test_a_whole_message_without_a_reason_was_aborted() -> None:
