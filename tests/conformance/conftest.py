@@ -7,9 +7,10 @@ the server serves. ``DUALMAP_VLLM_STOP`` is run afterwards. The server needs ``-
 ``--enable-request-id-headers``, prefix caching in blocks of 32 tokens, and a chat model of 2,048 tokens of context.
 With ``VLLM_ENABLE_RESPONSES_API_STORE=1`` in its environment it stores responses, with ``VLLM_SERVER_DEV_MODE=1`` it
 can be paused, with ``--enable-scale-out`` answers can be aborted, and ``DUALMAP_VLLM_LORA_PATHS`` names two adapters,
-with a colon between them, that it can load (``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``): each is tested then. Sessions of
-agents need ``--enable-auto-tool-choice --tool-call-parser hermes``. Prompts with images need a model that sees
-images, beside ``--enable-scale-out``.
+with a colon between them, that it can load (``--enable-lora``, ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``;
+``python -m benchmarks.random_adapters MODEL OUT`` makes some of rank 8 and prints these paths): each is tested then.
+Sessions of agents need ``--enable-auto-tool-choice --tool-call-parser hermes``. Prompts with images need a model that
+sees images, beside ``--enable-scale-out``.
 
 KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPLAY`` tell the server's endpoints, as
 ``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Servers of hybrid models are named for
