@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final
 
 from dualmap.runtime.engine_adapters import EngineAdapters, Made
 from dualmap.scheduling.backoff import worth_logging
-from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.registered_adapters import (
     DueStep,
     RegisteredAdapter,
@@ -28,6 +28,8 @@ from dualmap.workers.context import LeaderContext
 
 log = logging.getLogger(__name__)
 
+PREPARES_S: Final = 30.0
+"""Time for which an instance that could serve stays out of service to load adapters, at most."""
 LEFT_MS: Final = 3000
 """Time since its last change for which an adapter is left to the replica that made it."""
 FIRST_PAUSE_S: Final = 2.0
@@ -57,6 +59,16 @@ class AdapterKeeper:
         self._engines = engines
         self._view: ClusterView | None = None
         self._homes: dict[str, frozenset[str]] = {}
+        self._announced: dict[str, float] = {}
+        """Instances that could serve, and since when."""
+        self._arriving: set[str] = set()
+        """Those of them whose lists were read since."""
+        self._arrived: set[str] = set()
+        """Those of them that have what they should have."""
+        self._seen_arriving: frozenset[str] = frozenset()
+        """Those that the homes were found with."""
+        self._others_serve = False
+        """There are adapters, and an instance that serves."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
         """The calls under way, by URL."""
         self._failures: dict[tuple[str, str], _Failure] = {}
@@ -74,16 +86,36 @@ class AdapterKeeper:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
+    def is_prepared(self, spec: InstanceSpec) -> bool:
+        """Whether an instance that is about to serve has what it should have, as far as it can be had: called at each
+        check of one that could be ready. No longer than ``PREPARES_S``, and only where others serve meanwhile."""
+        name, now_s = spec.instance_id, self._context.clock.monotonic_s()
+        if not self._others_serve:
+            return True
+        if name not in self._announced:
+            self._announced[name] = now_s
+            return False  # what it lists is read until the next call
+        self._arriving.add(name)
+        if name in self._arrived or now_s - self._announced[name] >= PREPARES_S:
+            del self._announced[name]
+            return True
+        return False
+
     async def tick(self) -> None:
         """Start what is due. Raises the errors of earlier calls: StoreUnavailableError, LeaseLostError."""
         self._collect()
         membership = await self._context.reader.membership()
+        self._others_serve = any(_is_ready(spec.state) for spec in membership.instances.values()) and any(
+            each.is_registered for each in membership.adapters.values()
+        )
         if not membership.adapters:
             self._homes.clear()
             return
+        membership = self._with_arriving(membership)
         await self._forget(membership)
         self._find_homes(membership)
         due = [*due_steps(membership.instances, membership.adapters, self._homes, {})]
+        self._note_arrived({each.instance_id for each in due if (each.instance_id, each.name) not in self._failures})
         if any(each.step is Step.LOAD for each in due):
             order = await self._order(membership)
             due = [*due_steps(membership.instances, membership.adapters, self._homes, order)]
@@ -106,9 +138,21 @@ class AdapterKeeper:
             if error is not None:
                 raise error
 
+    def _with_arriving(self, membership: Membership) -> Membership:
+        """The members as they are once those that could serve do."""
+        waiting = {name: spec for name, spec in membership.instances.items() if not _is_ready(spec.state)}
+        self._announced = {name: began_s for name, began_s in self._announced.items() if name in waiting}
+        self._arriving = {name for name in self._arriving if name in self._announced}
+        ready = {name: replace(waiting[name], state=InstanceState.READY) for name in self._arriving}
+        return replace(membership, instances={**membership.instances, **ready}) if ready else membership
+
+    def _note_arrived(self, lacking: set[str]) -> None:
+        self._arrived = {name for name in self._arriving if name not in lacking}
+
     def _find_homes(self, membership: Membership) -> None:
-        view = self._view
-        if view is None or view.epoch != membership.epoch:
+        view, arriving = self._view, frozenset(self._arriving)
+        if view is None or view.epoch != membership.epoch or arriving != self._seen_arriving:
+            self._seen_arriving = arriving
             view = self._view = ClusterView.build(
                 epoch=membership.epoch,
                 tree_version=membership.tree_version,

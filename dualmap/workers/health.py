@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -97,7 +97,11 @@ class HealthChecker:
 
     name = "health"
 
-    def __init__(self, context: LeaderContext, prober: Prober) -> None:
+    def __init__(
+        self, context: LeaderContext, prober: Prober, is_prepared: Callable[[InstanceSpec], bool] = lambda spec: True
+    ) -> None:
+        """``is_prepared`` says whether an instance that could serve has what it should have before."""
+        self._is_prepared = is_prepared
         self._settings = settings = context.worker
         self.interval_s = settings.health_interval_s / 4
         self._pool = context.pool
@@ -328,11 +332,20 @@ class HealthChecker:
             self._records[spec.instance_id] = replace(record, forgotten=not kept)
         elif not await self._proves_itself(spec):
             self._records[spec.instance_id] = record.after(CheckResult.FAILED, record.due_s)
+        elif not await self._prepare(spec):
+            return  # until a later check
         elif spec.state is InstanceState.DOWN:
             await self._return(spec, record)
         else:
             await self._learn(spec)
             await self._change(spec, event, "checks succeed")
+
+    async def _prepare(self, spec: InstanceSpec) -> bool:
+        """Whether an instance that could serve has what it should have."""
+        if self._is_prepared(spec):
+            return True
+        await self._learn(spec)  # what it lacks follows from what it lists
+        return False
 
     def _seen_at_most(self, spec: InstanceSpec) -> str:
         """The part of a complaint that says what follows where most checks fail at once."""

@@ -106,8 +106,8 @@ class PoolWorker:
         context = own.leading(lease.fence, reader)
         async with (
             self._prober() as prober,
-            HealthChecker(context, prober) as health,
             AdapterKeeper(context, EngineAdapters(self._engine_key, self._trust)) as adapters,
+            HealthChecker(context, prober, adapters.is_prepared) as health,
             _discovery(context, on_change=reader.forget_membership) as discovery,
         ):
             await context.pool.upkeep.mend(fence=context.fence)  # before anything is read

@@ -14,7 +14,7 @@ from dualmap.scheduling.state.registered_adapters import AdapterState, Registere
 from dualmap.statestore.errors import LeaseLostError
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers import adapter_keeper
-from dualmap.workers.adapter_keeper import FIRST_PAUSE_S, AdapterKeeper
+from dualmap.workers.adapter_keeper import FIRST_PAUSE_S, PREPARES_S, AdapterKeeper
 from dualmap.workers.context import LeaderContext
 from tests.support.adapter_servers import AdapterServers
 from tests.support.manual_clock import ManualClock, settle
@@ -198,6 +198,44 @@ async def test_an_adapter_that_was_just_registered_is_left_to_who_did_that(
     await keep()
 
     assert having(servers) == {"a"}
+
+
+async def test_an_instance_that_could_serve_loads_what_it_should_have_before(
+    keeper: AdapterKeeper, keep: Keep, pool: PoolStore, servers: AdapterServers
+) -> None:
+    await enter(pool, "abc")
+    await enter(pool, "d", state=InstanceState.STARTING)
+    for number in range(12):
+        await register(pool, f"adapter-{number}")
+    await keep()
+    arriving = (await pool.membership()).instances["d"]
+    assert not servers.of["d"].adapters
+
+    answers = [keeper.is_prepared(arriving) for _ in range(2)]
+    await keep()
+    answers.append(keeper.is_prepared(arriving))
+
+    assert answers == [False, False, True]
+    assert servers.of["d"].adapters
+
+
+async def test_an_instance_does_not_wait_for_ever_nor_where_no_other_serves(
+    keeper: AdapterKeeper, keep: Keep, pool: PoolStore, servers: AdapterServers, clock: ManualClock
+) -> None:
+    await enter(pool, "d", state=InstanceState.STARTING)
+    await register(pool)
+    await keep()
+    alone = keeper.is_prepared((await pool.membership()).instances["d"])
+    await enter(pool, "a")
+    servers.of["d"].goes = asyncio.Event()
+    await keep()
+    arriving = (await pool.membership()).instances["d"]
+    waiting = [keeper.is_prepared(arriving) for _ in range(2)]
+    await keeper.tick()
+    clock.jump(PREPARES_S)
+
+    assert (alone, waiting) == (True, [False, False])
+    assert keeper.is_prepared(arriving)
 
 
 async def test_one_server_loads_one_adapter_at_a_time(

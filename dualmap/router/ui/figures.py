@@ -28,6 +28,9 @@ _RING_SIZE = 1 << 64
 _LONGEST_FAILURE = 200
 _UNREMARKABLE = frozenset({None, Outcome.COMPLETED, Outcome.ENDED, Outcome.CLIENT_GONE})
 
+SHOWN_ADAPTERS = 12
+"""Names of adapters of an instance that are shown."""
+
 LOAD_FIELDS = (
     "pending_tokens", "dispatched_tokens", "deferred_tokens", "queued_requests", "running_requests", "context_tokens",
     "kv_capacity_tokens", "cached_blocks", "dispatch_window_tokens", "prefill_tokens_per_s", "stalled_s",
@@ -100,13 +103,19 @@ def _hottest(keys: Mapping[int, tuple[int, int]], rings: DualRing) -> list[list[
 
 
 def topology(view: ClusterView) -> dict[str, Any]:
-    """The figures that change with members and hot prefixes: the rings as arcs of equal length, each the index of the
+    """The figures that change with members and hot prefixes: adapters that instances list, how many, and some of them;
+    the rings as arcs of equal length, each the index of the
     member that owns its middle, and the longest hot prefixes with their depth in blocks."""
     return {
         "epoch": view.epoch,
         "tree_version": view.tree_version,
         "members": list(view.rings.members),
         "urls": {instance_id: spec.url for instance_id, spec in view.instances.items()},
+        "adapters": {
+            instance_id: [len(spec.adapters), sorted(spec.adapters)[:SHOWN_ADAPTERS]]
+            for instance_id, spec in view.instances.items()
+            if spec.adapters
+        },
         "rings": [_arcs(ring, view.rings.members) for ring in (view.rings.first, view.rings.second)],
         "hot": [[f"{prefix:016x}", depth] for prefix, depth in longest_hot(view.tree)[:SHOWN_HOT_PREFIXES]],
     }

@@ -10,15 +10,15 @@ bytes of which the last eight count. What identifies a block is described in ``s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgpack  # type: ignore[import-untyped]
 
 from dualmap.scheduling.estimates.kv_tiers import Tier
-from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys
+from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys, renamed_adapter
 from dualmap.scheduling.values import value
 
 _STORED = (
@@ -109,6 +109,24 @@ class Batch:
     events: Sequence[Event]
     rank: int | None
     """Rank of data parallelism."""
+
+
+def as_cached(batch: Batch, cached_as: Callable[[str], str]) -> Batch:
+    """The batch with adapters by the names that their KV has in the fleet: an engine's events have a name alone, and
+    not the generation of its weights."""
+    named = {each.adapter.name for each in batch.events if isinstance(each, Stored) and each.adapter is not None}
+    other = {name: cached for name in named if (cached := cached_as(name)) != name}
+    if not other:
+        return batch
+    events = [
+        replace(
+            each, extras=[renamed_adapter(keys, each.adapter.name, other[each.adapter.name]) for keys in each.extras]
+        )
+        if isinstance(each, Stored) and each.adapter is not None and each.adapter.name in other
+        else each
+        for each in batch.events
+    ]
+    return replace(batch, events=events)
 
 
 def read_batch(sequence: int, payload: bytes) -> Batch:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.kv_tiers import Tier
-from dualmap.scheduling.prompts.engine_blocks import renamed_adapter
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
-from dualmap.workers.kv_events.decoding import Batch, Stored
+from dualmap.workers.kv_events.decoding import Batch, as_cached
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BEGINNING, Position
@@ -32,24 +30,6 @@ UNMATCHED_BLOCKS: Final = 4096
 
 class StoreSlowError(Exception):
     """The store does not keep up with the events."""
-
-
-def _as_cached(batch: Batch, cached_as: Callable[[str], str]) -> Batch:
-    """The batch with adapters by the names that their KV has in the fleet: an engine's events have a name alone, and
-    not the generation of its weights."""
-    named = {each.adapter.name for each in batch.events if isinstance(each, Stored) and each.adapter is not None}
-    other = {name: cached for name in named if (cached := cached_as(name)) != name}
-    if not other:
-        return batch
-    events = [
-        replace(
-            each, extras=[renamed_adapter(keys, each.adapter.name, other[each.adapter.name]) for keys in each.extras]
-        )
-        if isinstance(each, Stored) and each.adapter is not None and each.adapter.name in other
-        else each
-        for each in batch.events
-    ]
-    return replace(batch, events=events)
 
 
 class ViewWriter:
@@ -152,7 +132,7 @@ class ViewWriter:
         if rank is not None and batch.rank is not None and batch.rank != rank:
             raise AmbiguousEventsError(f"its endpoint publishes events of rank {batch.rank}, not of {rank}")
         orphans = self._view.orphans
-        self._view.apply(_as_cached(batch, self._cached_as))
+        self._view.apply(as_cached(batch, self._cached_as))
         self.position = Position(batch.sequence, batch.published_s)
         if self._oldest_s is None:
             self._oldest_s = batch.published_s

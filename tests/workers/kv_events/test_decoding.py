@@ -10,7 +10,15 @@ import pytest
 
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, Medium, encode_extra_keys, engine_chain
-from dualmap.workers.kv_events.decoding import Batch, Cleared, Removed, Stored, UnreadableEventsError, read_batch
+from dualmap.workers.kv_events.decoding import (
+    Batch,
+    Cleared,
+    Removed,
+    Stored,
+    UnreadableEventsError,
+    as_cached,
+    read_batch,
+)
 from dualmap.workers.kv_events.engine_view import EngineView
 
 
@@ -156,3 +164,23 @@ def test_events_that_are_not_known_are_passed_over() -> None:
 def test_what_is_no_batch_is_told(payload: bytes) -> None:
     with pytest.raises(UnreadableEventsError, match="batch 9 "):
         read_batch(9, payload)
+
+
+def test_an_adapter_is_known_by_the_generation_of_its_weights_and_others_by_their_names() -> None:
+    salted = [["sql", "salt"], ["sql"]]
+    events = [
+        {"type": "BlockStored", "block_hashes": [1, 2], "token_ids": [1] * 8, "block_size": 4, "lora_name": name,
+         "lora_id": 1, "extra_keys": [[name, *keys[1:]] for keys in salted]}
+        for name in ("sql", "chat")
+    ]  # fmt: skip
+    batch = read_batch(1, msgpack.packb([1.0, [*events, {"type": "AllBlocksCleared"}]]))
+
+    sql, chat, cleared = as_cached(batch, lambda name: "sql\n3" if name == "sql" else name).events
+
+    assert isinstance(sql, Stored)
+    assert isinstance(chat, Stored)
+    expected = BlockExtras.of("sql\n3", "salt")
+    assert list(sql.extras) == [expected.at[0], expected.usual]
+    assert list(chat.extras) == [encode_extra_keys(["chat", "salt"]), encode_extra_keys(["chat"])]
+    assert cleared == Cleared()
+    assert as_cached(batch, str) is batch

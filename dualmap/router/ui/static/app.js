@@ -68,7 +68,7 @@ function show() {
   meet([...new Set([...Object.keys(topology.urls), ...topology.members, ...loads.map(([id]) => id)])]);
   showProblems(now, away ? last : null);
   root.toggleAttribute("data-stale", away);
-  instances.show(loads, pool, now.troubles ?? {}, known.at_s, now);
+  instances.show(loads, pool, now.troubles ?? {}, known.at_s, { ...now, adapters: topology.adapters });
   requests.offer(loads.map(([id]) => id));
   requests.show();
   tenants.show(pool.name, known.hello.has_tenants);

@@ -44,7 +44,7 @@ export class Instances {
     if (this.last) this.show(...this.last);
   }
 
-  // `caches` has the tiers of instances, and why their caches are not known exactly, by id.
+  // `caches` has the tiers of instances, why their caches are not known exactly, and their adapters, by id.
   show(loads, pool, troubles, now_s, caches = {}) {
     this.last = [loads, pool, troubles, now_s, caches];
     const many = loads.length > ROWS;
@@ -99,10 +99,13 @@ function fillRow(row, load, pool, trouble, now_s, caches) {
   facts.textContent = load.rate > 1 ? `${count(load.held)} held · ${count(load.running)} running · ${short(load.rate)} tokens/s` : "";
   const tiers = caches.tiers?.[load.id] ?? [], doubt = caches.doubts?.[load.id];
   facts.textContent += tiers.map(([tier, , start_s, token_s]) => ` · ${tier} ${seconds(start_s + LOAD_TOKENS * token_s)}`).join("");
+  const [adapters, names] = caches.adapters?.[load.id] ?? [0, []];
+  facts.textContent += adapters ? ` · ${count(adapters)} adapters` : "";
   why.textContent = trouble ? `${since(trouble, now_s)}${trouble.why ? `: ${trouble.why}` : ""}` : doubt ? `its cache is estimated: ${doubt}` : "";
   const loaded = tiers.map(([tier, tokens, start_s, token_s, reason]) =>
     `\n${tier}: ${short(tokens)} tokens, a load of ${count(LOAD_TOKENS)} takes ${seconds(start_s + LOAD_TOKENS * token_s)}${reason ? ` by default, as ${reason}` : ""}`);
-  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache. A click shows its requests${loaded.join("")}`;
+  row.title = `${load.id}: ${count(load.pending)} pending tokens, ${count(load.blocks)} blocks listed in its cache. A click shows its requests${loaded.join("")}`
+    + (adapters ? `\nadapters: ${names.join(", ")}${adapters > names.length ? ` and ${count(adapters - names.length)} more` : ""}` : "");
 }
 
 const since = (trouble, now_s) => `${trouble.or_longer ? "since before" : "since"} ${clock(trouble.since_s)}, ${age(now_s - trouble.since_s)}`;
