@@ -35,8 +35,9 @@ _ACTIONS = {
 }
 _OF_A_KEY = frozenset({"add-key", "rotate", "revoke"})
 _CHANGES = frozenset({"create", "set"})
-_LISTS = ("models", "pools")
-_FIELDS = (*_LISTS, "weight", "priority_class", "shares_cache")
+_USABLE = ("models", "pools")
+_LISTS = (*_USABLE, "adapter_paths")
+_FIELDS = (*_LISTS, "max_adapters", "weight", "priority_class", "shares_cache")
 _LISTED_AT_ONCE = 1000
 _EXAMPLE = "for example requests_per_minute=600, weight=2, models=small,large, or large.tokens_per_minute=100k"
 
@@ -176,6 +177,10 @@ def _fields(changes: Sequence[str]) -> dict[str, Any]:
             fields[name] = [each for each in value.split(",") if each]
         elif name == "weight":
             fields[name] = _number(name, value)
+        elif name == "max_adapters":
+            if not value.isdecimal():
+                raise UsageError(f"{name} takes a whole number: not {value!r}")
+            fields[name] = int(value)
         elif name in ("priority_class", "draws"):
             fields[name] = value
         elif name == "shares_cache":
@@ -230,7 +235,7 @@ def tenants_table(tenants: Sequence[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right" if heading == "weight" else "left")
     for each in tenants:
         keys = ", ".join(key["name"] for key in each["keys"]) or "–"
-        used = [", ".join(each[name]) or "all" for name in _LISTS]
+        used = [", ".join(each[name]) or "all" for name in _USABLE]
         limits = ", ".join(f"{name}={amount:_}" for name, amount in _all_limits(each).items()) or "–"
         klass = each["priority_class"] or "–"
         table.add_row(each["name"], each["source"], klass, f"{each['weight']:g}", keys, limits, *used)

@@ -116,6 +116,7 @@ def test_removing_and_revoking_say_what_ends(replica: Replica, capsys: pytest.Ca
         (["set", "x", "nonsense=2"], "there are: requests_per_minute, tokens_per_minute"),
         (["set", "x", "weight=abc"], "weight takes a number: not 'abc'"),
         (["set", "x", "shares_cache=yes"], "shares_cache takes true or false: not 'yes'"),
+        (["set", "x", "max_adapters=2.5"], "max_adapters takes a whole number: not '2.5'"),
         (["set", "x", "tokens_per_minute=lots"], "takes a whole number such as 600, 100k or 2M, or none: not 'lots'"),
         (["set", "x", "tokens_per_minute=0.0001k"], "takes a whole number"),
         (["add-key", "x", "ci", "tokens_per_minut=5"], "did you mean tokens_per_minute?"),

@@ -24,6 +24,7 @@ from tests.workers.scripted_server import ScriptedServer
 
 QUICK = WorkerSettings(lease_s=30.0, health_interval_s=0.05, health_timeout_s=30.0)
 JOBS = {
+    "adapters",
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
     "settings", "mender", "allotter",
 }  # fmt: skip

@@ -51,6 +51,10 @@ class TenantChanges(BaseModel):
     )
     models: tuple[str, ...] | None = Field(None, description="models that it may use; empty: all")
     pools: tuple[str, ...] | None = Field(None, description="pools that it may use; empty: all")
+    adapter_paths: tuple[str, ...] | None = Field(
+        None, description="folders from which it may load LoRA adapters of its own; empty: none"
+    )
+    max_adapters: int | None = Field(None, description="LoRA adapters that it may have registered in each pool")
     priority_class: str | None = Field(None, description="highest priority class of its requests; empty: none")
     weight: float | None = Field(None, description="share of the work, relative to other tenants' weights")
     shares_cache: bool | None = Field(None, description="share the KV caches of those without a tenant")
@@ -83,6 +87,8 @@ class Tenant(BaseModel):
     model_limits: dict[str, dict[str, int]]
     models: list[str]
     pools: list[str]
+    adapter_paths: list[str]
+    max_adapters: int
     keys: list[dict[str, Any]]
     revision: int | None = Field(None, description="grows with every change; null for one of the settings")
     created_ms: int | None = None
