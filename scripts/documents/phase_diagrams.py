@@ -46,7 +46,7 @@ class Machine:
 
 
 REQUEST: Final = Machine(cast("Transitions", TRANSITIONS), Phase, Input, frozenset({Input.ENDED}))
-ANSWER: Final = Machine(cast("Transitions", answers.TRANSITIONS), answers.Phase, answers.Input, frozenset())
+ANSWER: Final = Machine(cast("Transitions", answers.TRANSITIONS), answers.AnswerPhase, answers.AnswerInput, frozenset())
 MACHINES: Final = {"request": REQUEST, "answer": ANSWER}
 
 
@@ -146,7 +146,7 @@ TWO_LEGS: Final = Drawing(
     frozenset({Input.SENT, Input.PREFILL_ENDED, Input.DECODER_TAKEN, Input.DECODES_AGAIN, Input.FIRST_TOKEN}),
     frozenset({(Phase.DISPATCHED, Input.FIRST_TOKEN), (Phase.PREFILLING, Input.FIRST_TOKEN)}),
 )  # fmt: skip
-_A, _I = answers.Phase, answers.Input
+_A, _I = answers.AnswerPhase, answers.AnswerInput
 _HELD: Final = Frame(
     "nothing of it was sent", (12, 38), (338, 342),
     frozenset({_A.AWAITING_BODY, _A.HOLDING_ERROR, _A.HOLDING_EVENTS, _A.HOLDING_WHOLE}),

@@ -90,7 +90,7 @@ GOES_ON_AFTER_S: Final = 1.0
 _EVENTS_OF: Final = {MESSAGES_PATH: MESSAGES, RESPONSES_PATH: RESPONSES}
 
 
-class Phase(StrEnum):
+class AnswerPhase(StrEnum):
     """Where an answer is."""
 
     AWAITING_HEAD = "awaiting_head"
@@ -125,7 +125,7 @@ class Phase(StrEnum):
     """All of the answer has come."""
 
 
-class Input(StrEnum):
+class AnswerInput(StrEnum):
     """The inputs of the machine: the columns of ``TRANSITIONS``. An event is one of several inputs, by its content."""
 
     ERROR_HEAD = "error_head"
@@ -152,17 +152,19 @@ class Input(StrEnum):
     COMPLETED = "completed"
 
 
-HOLDING: Final = frozenset({Phase.HOLDING_ERROR, Phase.HOLDING_EVENTS, Phase.HOLDING_WHOLE})
+HOLDING: Final = frozenset({AnswerPhase.HOLDING_ERROR, AnswerPhase.HOLDING_EVENTS, AnswerPhase.HOLDING_WHOLE})
 """Nothing was sent but comments."""
-BEGUN: Final = frozenset({Phase.WATCHING, Phase.PASSING, Phase.LENT, Phase.UNREAD})
+BEGUN: Final = frozenset({AnswerPhase.WATCHING, AnswerPhase.PASSING, AnswerPhase.LENT, AnswerPhase.UNREAD})
 """A part of the answer was sent: no other instance can give it."""
-PASSES: Final = frozenset({Phase.PASSING, Phase.UNREAD})
+PASSES: Final = frozenset({AnswerPhase.PASSING, AnswerPhase.UNREAD})
 """Bytes pass, if nothing is to be decided."""
-ENDS: Final = frozenset({Phase.FAILED, Phase.GOES_ON, Phase.BROKEN_OFF, Phase.LEFT, Phase.DONE})
+ENDS: Final = frozenset(
+    {AnswerPhase.FAILED, AnswerPhase.GOES_ON, AnswerPhase.BROKEN_OFF, AnswerPhase.LEFT, AnswerPhase.DONE}
+)
 
 
-def _transitions() -> dict[tuple[Phase, Input], Phase]:
-    p, i = Phase, Input
+def _transitions() -> dict[tuple[AnswerPhase, AnswerInput], AnswerPhase]:
+    p, i = AnswerPhase, AnswerInput
     table = {
         (p.AWAITING_HEAD, i.ERROR_HEAD): p.HOLDING_ERROR,
         (p.AWAITING_HEAD, i.EVENTS_HEAD): p.HOLDING_EVENTS,
@@ -192,7 +194,7 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
     return table
 
 
-TRANSITIONS: Final[Mapping[tuple[Phase, Input], Phase]] = _transitions()
+TRANSITIONS: Final[Mapping[tuple[AnswerPhase, AnswerInput], AnswerPhase]] = _transitions()
 """The phase after an input. A pair that is missing is illegal."""
 
 
@@ -243,21 +245,21 @@ class Head:
 
 
 @value
-class Lost:
+class ConnectionFailed:
     """The instance, or the connection to it, failed."""
 
     failure: InstanceFailure
 
 
 @value
-class InstanceLost:
+class GivenUpByFleet:
     """The fleet gave the instance up. An answer that has begun may still finish."""
 
     why: str
 
 
 @value
-class InstanceDown:
+class DownAndSilent:
     """The instance is down, and nothing of the answer has come for a time (``measure_silence_s``)."""
 
     why: str
@@ -265,7 +267,7 @@ class InstanceDown:
 
 
 @value
-class Leave:
+class MustLeave:
     """The instance is not to have the answer any longer."""
 
     why: str
@@ -298,7 +300,7 @@ class CutOff:
 
 
 @value
-class Left:
+class GatewayDone:
     """Nothing more comes of one that a gateway passes on."""
 
     is_seen: bool = True
@@ -324,13 +326,25 @@ class Relayed:
     """The number of its events with output."""
 
 
-Event = Head | Lost | InstanceLost | InstanceDown | Leave | MayLeave | Silent | CutOff | Left | Lent | Relayed
+AnswerEvent = (
+    Head
+    | ConnectionFailed
+    | GivenUpByFleet
+    | DownAndSilent
+    | MustLeave
+    | MayLeave
+    | Silent
+    | CutOff
+    | GatewayDone
+    | Lent
+    | Relayed
+)
 
 
 # effects ---------------------------------------------------------------------------------------------------------
 @value
-class Send:
-    """Send the head, unless that was done, and these bytes behind it."""
+class WriteHead:
+    """Write the head, unless that was done, and these bytes behind it."""
 
     data: bytes
     begins: bool = False
@@ -352,7 +366,7 @@ class WriteLast:
 
 
 @value
-class FirstToken:
+class FirstTokenCame:
     """The first token came."""
 
     may_lend: bool = False
@@ -363,7 +377,7 @@ class FirstToken:
 class TakeBack:
     """Take the answer back from the native relay, and report the event once more."""
 
-    event: Event
+    event: AnswerEvent
 
 
 @value
@@ -372,7 +386,7 @@ class Abort:
 
 
 @value
-class Close:
+class CloseConnection:
     """Close the connection to the instance, unless it may carry another request."""
 
 
@@ -405,34 +419,44 @@ class CheckCanContinue:
     kind: FailureKind
 
 
-Effect = (
-    Send | Write | WriteLast | FirstToken | TakeBack | Abort | Close | Finish | Settle | BreakOff | CheckCanContinue
+AnswerEffect = (
+    WriteHead
+    | Write
+    | WriteLast
+    | FirstTokenCame
+    | TakeBack
+    | Abort
+    | CloseConnection
+    | Finish
+    | Settle
+    | BreakOff
+    | CheckCanContinue
 )
-Effects = Sequence[Effect]
+AnswerEffects = Sequence[AnswerEffect]
 
 # Members of enumerations that every answer meets, by names of this module: up to Python 3.11 an enumeration looks its
 # member up in a way that costs as much as a call.
-_AWAITING_HEAD: Final = Phase.AWAITING_HEAD
-_HOLDING_ERROR: Final = Phase.HOLDING_ERROR
-_HOLDING_WHOLE: Final = Phase.HOLDING_WHOLE
-_AWAITING_BODY: Final = Phase.AWAITING_BODY
-_COLLECTING: Final = Phase.COLLECTING
-_PASSING: Final = Phase.PASSING
-_LENT: Final = Phase.LENT
-_ERROR_HEAD: Final = Input.ERROR_HEAD
-_EVENTS_HEAD: Final = Input.EVENTS_HEAD
-_WHOLE_HEAD: Final = Input.WHOLE_HEAD
-_FIRST_TOKEN: Final = Input.FIRST_TOKEN
-_COMPLETED: Final = Input.COMPLETED
+_AWAITING_HEAD: Final = AnswerPhase.AWAITING_HEAD
+_HOLDING_ERROR: Final = AnswerPhase.HOLDING_ERROR
+_HOLDING_WHOLE: Final = AnswerPhase.HOLDING_WHOLE
+_AWAITING_BODY: Final = AnswerPhase.AWAITING_BODY
+_COLLECTING: Final = AnswerPhase.COLLECTING
+_PASSING: Final = AnswerPhase.PASSING
+_LENT: Final = AnswerPhase.LENT
+_ERROR_HEAD: Final = AnswerInput.ERROR_HEAD
+_EVENTS_HEAD: Final = AnswerInput.EVENTS_HEAD
+_WHOLE_HEAD: Final = AnswerInput.WHOLE_HEAD
+_FIRST_TOKEN: Final = AnswerInput.FIRST_TOKEN
+_COMPLETED: Final = AnswerInput.COMPLETED
 _LENGTH: Final = Framing.LENGTH
 _DECODED: Final = Use.DECODED
 _OBSERVED: Final = Use.OBSERVED
 
-_NOTHING: Final[Effects] = ()
-_GOT_FIRST_TOKEN: Final = FirstToken()
-_MAY_BE_LENT: Final = FirstToken(may_lend=True)
+_NOTHING: Final[AnswerEffects] = ()
+_GOT_FIRST_TOKEN: Final = FirstTokenCame()
+_MAY_BE_LENT: Final = FirstTokenCame(may_lend=True)
 _ABORT: Final = Abort()
-_CLOSE: Final = Close()
+_CLOSE: Final = CloseConnection()
 _TIMES_OUT: Final = (FailureKind.TIMEOUT, FailureKind.OVERDUE)
 
 
@@ -456,7 +480,7 @@ class AnswerMachine:
     _pause_s: float | None = None
     is_bare = False
     """The bytes pass without the instance's framing."""
-    effects: list[Effect]
+    effects: list[AnswerEffect]
     """The effects of the last event, or of the last bytes for which ``take`` returned None."""
     _readable = True
     """The body is of a type that can be read, and is not compressed; see ``body_type``."""
@@ -487,11 +511,11 @@ class AnswerMachine:
         """Nothing is sent before the first token, or before the whole of an answer that does not stream."""
         self._may_give_back = not spec.stops_at_mark
 
-    def on(self, event: Event, now_s: float) -> Effects:
+    def on(self, event: AnswerEvent, now_s: float) -> AnswerEffects:
         """Take an event; returns what is to be done."""
         if self.phase in ENDS:
             return _NOTHING
-        effects: list[Effect] = []
+        effects: list[AnswerEffect] = []
         self.effects = effects
         _HANDLERS[type(event)](self, event, now_s)
         return effects
@@ -641,7 +665,7 @@ class AnswerMachine:
             self._progressed_s, self._pause_s = now_s, event.pause_s
             self._go(_ERROR_HEAD)
         elif use in _FOR_NONE:
-            self._go(Input.COLLECTED)
+            self._go(AnswerInput.COLLECTED)
         elif says_events:
             self._go(_EVENTS_HEAD)
             self._begin_events()
@@ -650,7 +674,7 @@ class AnswerMachine:
         elif self._waits or (self._readable and status < 300 and spec.path in OBJECT_PATHS):
             self._go(_WHOLE_HEAD)
         else:
-            self._go(Input.OTHER_HEAD)
+            self._go(AnswerInput.OTHER_HEAD)
         if use is _OBSERVED:
             self._client_has_head()
 
@@ -664,7 +688,7 @@ class AnswerMachine:
     def _begin_events(self) -> None:
         self.is_events, self._splitter, self._tail = True, EventSplitter(MAX_HELD_BYTES), Tail(of_events=True)
         if self.spec.use is _OBSERVED:
-            self._go(Input.BEGAN)
+            self._go(AnswerInput.BEGAN)
 
     def _keep(self, kept: KeptStream) -> None:
         self.kept, self.is_bare = kept, True
@@ -679,7 +703,7 @@ class AnswerMachine:
         if complete or failure is not GIVEN_BACK:
             self._fail(failure)
 
-    def _lost(self, event: Lost, _: float) -> None:
+    def _connection_failed(self, event: ConnectionFailed, _: float) -> None:
         if self.phase is _HOLDING_ERROR:
             self._fail_by_status(None)
         elif self.phase is _LENT:
@@ -687,7 +711,7 @@ class AnswerMachine:
         else:
             self._fail(event.failure)
 
-    def _instance_lost(self, event: InstanceLost, _: float) -> None:
+    def _given_up_by_fleet(self, event: GivenUpByFleet, _: float) -> None:
         """Give the instance up if the client has seen nothing."""
         self._give_up(event.why, FailureKind.DOWN)
 
@@ -695,16 +719,16 @@ class AnswerMachine:
         if not (self.has_begun or self.phase is _HOLDING_ERROR):
             self._lose(why, kind)
 
-    def _instance_down(self, event: InstanceDown, _: float) -> None:
+    def _down_and_silent(self, event: DownAndSilent, _: float) -> None:
         if self.has_begun and event.silent_s > self._patience_s:
             if self.phase is _LENT:
                 self.effects.append(TakeBack(event))
             else:
                 self._lose(event.why, FailureKind.DOWN)
 
-    def _leave(self, event: Leave, _: float) -> None:
+    def _must_leave(self, event: MustLeave, _: float) -> None:
         """Give the instance up, if nothing of the answer was sent or another one could go on with it."""
-        if not self.can_go_on or self.phase is Phase.WATCHING:
+        if not self.can_go_on or self.phase is AnswerPhase.WATCHING:
             self._give_up(event.why, event.kind)
         elif self.phase is _LENT:  # what the relay has kept of the stream counts
             self.effects.append(TakeBack(event))
@@ -739,10 +763,10 @@ class AnswerMachine:
     def _cut_off(self, event: CutOff, _: float) -> None:
         head = self._head
         assert head is not None
-        self._end(Input.BROKE_OFF, AnswerResult(head.status, began=True, ended_as=Outcome.CUT_OFF))
+        self._end(AnswerInput.BROKE_OFF, AnswerResult(head.status, began=True, ended_as=Outcome.CUT_OFF))
         self._break_off(event.error)
 
-    def _left(self, event: Left, _: float) -> None:
+    def _gateway_done(self, event: GatewayDone, _: float) -> None:
         head = self._head
         if head is None:
             result = AnswerResult(ended_as=Outcome.CLIENT_GONE)
@@ -756,13 +780,13 @@ class AnswerMachine:
             return self._complete()
         else:
             result = AnswerResult(head.status, self.so_far(), began=True, ended_as=Outcome.CLIENT_GONE)
-        return self._end(Input.LEFT, result)
+        return self._end(AnswerInput.LEFT, result)
 
     def _was_lent(self, _: Lent, __: float) -> None:
-        self._go(Input.LENT)
+        self._go(AnswerInput.LENT)
 
     def _relayed(self, event: Relayed, _: float) -> None:
-        self._go(Input.TAKEN_BACK)
+        self._go(AnswerInput.TAKEN_BACK)
         self.progressed = True
         self._outputs += event.outputs
         self._tail.add(event.tail)
@@ -802,7 +826,7 @@ class AnswerMachine:
             return
         if judge_status(head.status) is Verdict.DISPUTED:  # it may well be the client's own: its size is no reason
             self._pass_unread(False)
-            self._begin(Input.TOO_LONG)
+            self._begin(AnswerInput.TOO_LONG)
         else:
             self._fail_by_status(None)
 
@@ -823,7 +847,7 @@ class AnswerMachine:
             self._begin(_FIRST_TOKEN)
             self._got_first_token()
         elif not is_held and (events or self._held_bytes > MAX_HELD_BYTES):
-            self._begin(Input.BEGAN)
+            self._begin(AnswerInput.BEGAN)
         elif self._only_comments and not complete and (self.is_bare or (between_chunks and wire.endswith(b"\r\n"))):
             self._pass_comments(data)
         return None
@@ -841,7 +865,7 @@ class AnswerMachine:
         starts_as_json = held_bytes == 0 and data[:1] in JSON_STARTS
         if not starts_as_json and self._shows_events(held_bytes):
             held, self._held, self._held_bytes = self._held, [], 0
-            self._go(Input.SHOWS_EVENTS)
+            self._go(AnswerInput.SHOWS_EVENTS)
             self._begin_events()
             for held_wire, held_data in held:
                 _RECEIVERS[self.phase](self, held_wire, held_data, complete, between_chunks)
@@ -852,7 +876,7 @@ class AnswerMachine:
                 self._fail_by_body(failure, None)
                 return
             self._pass_unread(bool(data) and self._held[0][1][:1] in JSON_STARTS)
-            self._begin(Input.TOO_LONG)
+            self._begin(AnswerInput.TOO_LONG)
 
     def _shows_events(self, before_bytes: int) -> bool:
         return before_bytes < _START_BYTES and not self._waits and starts_events(self.held_body)
@@ -861,7 +885,7 @@ class AnswerMachine:
         """The first bytes of an answer that may be anything."""
         self._hold(wire, data)
         self._pass_unread(data[:1] in JSON_STARTS)
-        self._begin(Input.BEGAN)
+        self._begin(AnswerInput.BEGAN)
 
     def _pass_unread(self, is_json: bool) -> None:
         """Let the held part pass, and all that follows."""
@@ -888,7 +912,7 @@ class AnswerMachine:
             self.effects.append(Write(passed))
 
     # steps -----------------------------------------------------------------------------------------------------
-    def _go(self, given: Input) -> None:
+    def _go(self, given: AnswerInput) -> None:
         try:
             self.phase = TRANSITIONS[self.phase, given]
         except KeyError:
@@ -914,7 +938,7 @@ class AnswerMachine:
         self._splitter = None
         self.effects.append(_GOT_FIRST_TOKEN if self._waits else _MAY_BE_LENT)
 
-    def _begin(self, given: Input) -> None:
+    def _begin(self, given: AnswerInput) -> None:
         """Send what was held. From here on there is no other try."""
         self._go(given)
         self._send_held(begins=True)
@@ -934,7 +958,7 @@ class AnswerMachine:
             tail.add(data)
             sent += usage.feed(data) if usage is not None else data if bare else wire
             self.last_wire = wire
-        self.effects.append(Send(sent, begins))
+        self.effects.append(WriteHead(sent, begins))
 
     # ends ------------------------------------------------------------------------------------------------------
     def _complete(self) -> None:
@@ -965,7 +989,7 @@ class AnswerMachine:
         if (failure := self._failure_of_held(body, whole=True)) is not None:
             return self._fail_by_body(failure, body)
         self._body_bytes = len(body)
-        self.effects.append(Send(body if self.is_bare else b"".join(wires), True))
+        self.effects.append(WriteHead(body if self.is_bare else b"".join(wires), True))
         return self._finish(
             AnswerResult(head.status, began=True, whole=body, sends_usage_unrequested=not self._readable)
         )
@@ -1030,7 +1054,7 @@ class AnswerMachine:
         if not self.has_begun:
             goes_on = self._has_sent
             self._end(
-                Input.FAILED,
+                AnswerInput.FAILED,
                 AnswerResult(
                     status,
                     failure=failure,
@@ -1043,10 +1067,10 @@ class AnswerMachine:
         elif self.can_go_on and not overdue:
             if self._usage is not None and (held := self._usage.end()):
                 self.effects.append(Write(held))
-            self._end(Input.CONTINUES, AnswerResult(status, failure=failure, began=True, kept=self.kept))
+            self._end(AnswerInput.CONTINUES, AnswerResult(status, failure=failure, began=True, kept=self.kept))
         else:
             # It is settled first: breaking off closes the client's connection, which must not count as the client's.
-            self._end(Input.BROKE_OFF, AnswerResult(status, failure=failure, began=True, overdue=overdue))
+            self._end(AnswerInput.BROKE_OFF, AnswerResult(status, failure=failure, began=True, overdue=overdue))
             error = UpstreamTimeoutError if failure.kind in _TIMES_OUT else UpstreamError
             self._break_off(error(f"the stream broke off: {failure.detail}"))
 
@@ -1089,34 +1113,36 @@ class AnswerMachine:
             words = held + last_words(self.spec.path, error, self._tail.joined())
         self.effects.append(BreakOff(words))
 
-    def _end(self, given: Input, result: AnswerResult) -> None:
+    def _end(self, given: AnswerInput, result: AnswerResult) -> None:
         self._go(given)
         self.effects.append(Settle(result))
 
 
-_RECEIVERS: Final[Mapping[Phase, Callable[..., None]]] = {
-    Phase.HOLDING_ERROR: AnswerMachine._hold_error,
-    Phase.HOLDING_EVENTS: AnswerMachine._hold_events,
-    Phase.HOLDING_WHOLE: AnswerMachine._hold_whole,
-    Phase.COLLECTING: AnswerMachine._hold,
-    Phase.WATCHING: AnswerMachine._watch,
-    Phase.PASSING: AnswerMachine._pass,
-    Phase.AWAITING_BODY: AnswerMachine._begin_unread,
-    Phase.UNREAD: AnswerMachine._pass,
+_RECEIVERS: Final[Mapping[AnswerPhase, Callable[..., None]]] = {
+    AnswerPhase.HOLDING_ERROR: AnswerMachine._hold_error,
+    AnswerPhase.HOLDING_EVENTS: AnswerMachine._hold_events,
+    AnswerPhase.HOLDING_WHOLE: AnswerMachine._hold_whole,
+    AnswerPhase.COLLECTING: AnswerMachine._hold,
+    AnswerPhase.WATCHING: AnswerMachine._watch,
+    AnswerPhase.PASSING: AnswerMachine._pass,
+    AnswerPhase.AWAITING_BODY: AnswerMachine._begin_unread,
+    AnswerPhase.UNREAD: AnswerMachine._pass,
 }
 """The methods that take bytes, by phase."""
-assert _RECEIVERS.keys() == set(Phase) - ENDS - {Phase.AWAITING_HEAD, Phase.LENT}, "bytes come in each of these phases"
+assert _RECEIVERS.keys() == set(AnswerPhase) - ENDS - {AnswerPhase.AWAITING_HEAD, AnswerPhase.LENT}, (
+    "bytes come in each of these phases"
+)
 
 _HANDLERS: Final[Mapping[type[Any], Callable[[AnswerMachine, Any, float], None]]] = {
     Head: AnswerMachine._came,
-    Lost: AnswerMachine._lost,
-    InstanceLost: AnswerMachine._instance_lost,
-    InstanceDown: AnswerMachine._instance_down,
-    Leave: AnswerMachine._leave,
+    ConnectionFailed: AnswerMachine._connection_failed,
+    GivenUpByFleet: AnswerMachine._given_up_by_fleet,
+    DownAndSilent: AnswerMachine._down_and_silent,
+    MustLeave: AnswerMachine._must_leave,
     MayLeave: AnswerMachine._may_leave,
     Silent: AnswerMachine._silent,
     CutOff: AnswerMachine._cut_off,
-    Left: AnswerMachine._left,
+    GatewayDone: AnswerMachine._gateway_done,
     Lent: AnswerMachine._was_lent,
     Relayed: AnswerMachine._relayed,
 }

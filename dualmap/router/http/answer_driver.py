@@ -19,30 +19,30 @@ from dualmap.router.answers.failures import AnswerTimes
 from dualmap.router.answers.head import AnswerHead, Framing
 from dualmap.router.answers.machine import (
     Abort,
+    AnswerEffects,
+    AnswerEvent,
     AnswerMachine,
     AnswerSpec,
     BreakOff,
     CheckCanContinue,
-    Close,
+    CloseConnection,
+    ConnectionFailed,
     CutOff,
-    Effects,
-    Event,
+    DownAndSilent,
     Finish,
-    FirstToken,
+    FirstTokenCame,
+    GivenUpByFleet,
     Head,
-    InstanceDown,
-    InstanceLost,
-    Leave,
     Lent,
-    Lost,
     MayLeave,
+    MustLeave,
     Relayed,
-    Send,
     Settle,
     Silent,
     TakeBack,
     Use,
     Write,
+    WriteHead,
     WriteLast,
 )
 from dualmap.router.answers.result import AnswerResult
@@ -143,7 +143,7 @@ class AnswerDriver:
 
     def failed(self, failure: InstanceFailure) -> None:
         self.take_back()
-        self._report(Lost(failure))
+        self._report(ConnectionFailed(failure))
         if self._receiver is None and not self.done.done():  # it was over when its client left
             self.done.set_result(AnswerResult(failure=failure))
 
@@ -164,18 +164,18 @@ class AnswerDriver:
         """Give the instance up if the client has seen nothing; an answer that has begun may still finish."""
         if self.machine.is_over:
             return False
-        self._report(InstanceLost(why))
+        self._report(GivenUpByFleet(why))
         return self.machine.is_over
 
     def instance_down(self, why: str) -> None:
-        self._report(InstanceDown(why, self._measure_silence_s(self._time())))
+        self._report(DownAndSilent(why, self._measure_silence_s(self._time())))
 
     def instance_leaves(self, why: str) -> None:
         self.leave(why, FailureKind.DRAINED)
 
     def leave(self, why: str, kind: FailureKind) -> None:
         """Give the instance up, as far as that costs the client nothing."""
-        self._report(Leave(why, kind))
+        self._report(MustLeave(why, kind))
 
     def check_deadlines(self, now_s: float) -> None:
         """Compare the waits for the instance with their limits. A client that reads slowly is not the instance's
@@ -204,14 +204,14 @@ class AnswerDriver:
         return self.machine.so_far()
 
     # effects -------------------------------------------------------------------------------------------------
-    def _report(self, event: Event) -> None:
+    def _report(self, event: AnswerEvent) -> None:
         self._carry_out(self.machine.on(event, self._time()))
 
-    def _carry_out(self, effects: Effects) -> None:
+    def _carry_out(self, effects: AnswerEffects) -> None:
         for effect in effects:
             _EFFECTS[type(effect)](self, effect)
 
-    def _send(self, effect: Send) -> None:
+    def _write_head(self, effect: WriteHead) -> None:
         receiver, write, head = self._receiver, self._write, self._head
         if receiver is None:
             if effect.begins and head is not None and not self.done.done():  # it goes on alone
@@ -238,7 +238,7 @@ class AnswerDriver:
         elif self._ends_line and self._head is not None and self._head.framing is _CHUNKED:
             self._write(as_chunk(effect.data))
 
-    def _first_token(self, effect: FirstToken) -> None:
+    def _first_token(self, effect: FirstTokenCame) -> None:
         receiver, connection = self._receiver, self.connection
         if receiver is None:
             return
@@ -248,7 +248,7 @@ class AnswerDriver:
             if head is not None and head.framing is _CHUNKED:
                 connection.offer = self
 
-    def _close(self, _: Close) -> None:
+    def _close(self, _: CloseConnection) -> None:
         if not self.connection.reusable:
             self.connection.abort()
 
@@ -361,14 +361,14 @@ class AnswerDriver:
 
 
 _EFFECTS: Final[Mapping[type[Any], Callable[[AnswerDriver, Any], None]]] = {
-    Send: AnswerDriver._send,
+    WriteHead: AnswerDriver._write_head,
     Write: AnswerDriver._write_next,
     WriteLast: AnswerDriver._write_last,
     Finish: AnswerDriver._finish,
-    FirstToken: AnswerDriver._first_token,
+    FirstTokenCame: AnswerDriver._first_token,
     TakeBack: AnswerDriver._take_back,
     Abort: AnswerDriver._abort,
-    Close: AnswerDriver._close,
+    CloseConnection: AnswerDriver._close,
     Settle: AnswerDriver._settle,
     BreakOff: AnswerDriver._break_off,
     CheckCanContinue: AnswerDriver._check_can_continue,

@@ -28,22 +28,22 @@ import orjson
 from dualmap.router.answers.checks import retry_after_s
 from dualmap.router.answers.machine import (
     Abort,
+    AnswerEffect,
+    AnswerEffects,
+    AnswerEvent,
     AnswerMachine,
     AnswerSpec,
     BreakOff,
-    Close,
-    Effect,
-    Effects,
-    Event,
+    CloseConnection,
+    ConnectionFailed,
     Finish,
-    FirstToken,
+    FirstTokenCame,
+    GatewayDone,
     Head,
-    Left,
-    Lost,
-    Send,
     Settle,
     Use,
     Write,
+    WriteHead,
     WriteLast,
 )
 from dualmap.router.answers.result import AnswerResult
@@ -634,7 +634,7 @@ class _Answer:
             failure = failure_of(details)
             self._own = failure is None
             if failure is not None:
-                self._report(Lost(failure))
+                self._report(ConnectionFailed(failure))
         elif head.status:
             self._report(Head(head, pause_s=retry_after_s(head.index.get(b"retry-after"), time.time())))
             self._is_seen = self._mode is not BodyMode.NONE or (self._observes and self._machine.is_events)
@@ -664,14 +664,14 @@ class _Answer:
         if self._machine.take(piece, [piece], complete) is None:
             self._carry_out(self._machine.effects)
 
-    def _report(self, event: Event) -> None:
+    def _report(self, event: AnswerEvent) -> None:
         self._carry_out(self._machine.on(event, 0.0))
 
-    def _carry_out(self, effects: Effects) -> None:
+    def _carry_out(self, effects: AnswerEffects) -> None:
         for effect in effects:
             _EFFECTS[type(effect)](self, effect)
 
-    def _first_token(self, _: FirstToken) -> None:
+    def _first_token(self, _: FirstTokenCame) -> None:
         self._live.first_token()
 
     def _finish(self, effect: Finish | Settle) -> None:
@@ -679,7 +679,7 @@ class _Answer:
         if (fault := effect.result.fault) is not None:
             self._live.broke_off(fault)
 
-    def _pass_over(self, _: Effect) -> None:
+    def _pass_over(self, _: AnswerEffect) -> None:
         """Leave it to the gateway, which passes the answer on."""
 
     @property
@@ -696,7 +696,7 @@ class _Answer:
             self._picker.observed(came=False)
         if self._is_seen and self.whole and not awaits_body:
             self._pass(b"", complete=True)
-        self._report(Left(is_seen=self._is_seen and not awaits_body, is_whole=self.whole))
+        self._report(GatewayDone(is_seen=self._is_seen and not awaits_body, is_whole=self.whole))
         result = self._result
         assert result is not None
         failed = result.failure is not None or result.ending.error_status is not None
@@ -713,10 +713,10 @@ class _Answer:
 
 
 _EFFECTS: Final[Mapping[type[Any], Callable[[_Answer, Any], None]]] = {
-    FirstToken: _Answer._first_token,
+    FirstTokenCame: _Answer._first_token,
     Finish: _Answer._finish,
     Settle: _Answer._finish,
-    **dict.fromkeys((Send, Write, WriteLast, BreakOff, Abort, Close), _Answer._pass_over),
+    **dict.fromkeys((WriteHead, Write, WriteLast, BreakOff, Abort, CloseConnection), _Answer._pass_over),
 }
 """What is done for each effect of the answer's machine. It is never lent to the native relay, and never goes on
 elsewhere, so the effects of these are missing."""

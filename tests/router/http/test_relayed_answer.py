@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from dualmap.router.answers.machine import Lost
+from dualmap.router.answers.machine import ConnectionFailed
 from dualmap.router.errors import ShuttingDownError
 from dualmap.router.http.answer_driver import AnswerDriver
 from dualmap.router.relay.relay import NATIVE
@@ -510,7 +510,7 @@ async def test_a_stream_that_fails_as_its_log_is_full_goes_on_without_a_word_twi
                 break
         (driver,) = intake.pool.loss_notifier._listeners["i0"]
         assert isinstance(driver, AnswerDriver)
-        driver._report(Lost(InstanceFailure(FailureKind.DOWN, "it does not answer")))
+        driver._report(ConnectionFailed(InstanceFailure(FailureKind.DOWN, "it does not answer")))
 
     _, _, _, client = await flowing(fills)
     answer = await client.answer()

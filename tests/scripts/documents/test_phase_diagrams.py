@@ -50,7 +50,7 @@ def test_the_pictures_show_every_transition_of_a_request_to_another_phase() -> N
 
 def test_the_picture_shows_every_transition_of_an_answer_that_the_page_does_not_tell() -> None:
     """Before a part was sent, an answer that is over, or that its client or replica leaves, has no arrow."""
-    phase, given = answers.Phase, answers.Input
+    phase, given = answers.AnswerPhase, answers.AnswerInput
     told = {(each, end) for each in phase for end in (given.LEFT,)}
     told |= {(each, end) for each in answers.HOLDING for end in (given.COMPLETED, given.BROKE_OFF)}
     told |= {(each, given.COMPLETED) for each in (phase.AWAITING_BODY, phase.COLLECTING)}
