@@ -16,6 +16,7 @@ import redis
 from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.estimates.learning import DisprovedTier
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.runs.turn import RunName, Turn
@@ -185,6 +186,7 @@ CHANGES: dict[str, Change] = {
         Allotment("acme/requests/minute", 60, 30, 4_000_000_000_000, 7)
     ),
     "tiers.describe": lambda pool, lease: pool.tiers.describe("a", _HOST, fence=lease.fence),
+    "tiers.correct": lambda pool, lease: pool.tiers.correct(DisprovedTier("a", "host", 5_000), fence=lease.fence),
     "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
     "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
     "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),
@@ -232,6 +234,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
         "dualmap:{default}:kv_events:a", mapping={"fence": 4_000_000_000_000, "owner": "x", "status": "partial"}
     )
     client.zadd("dualmap:{default}:running:c", {"stray": 1})
+    client.zadd("dualmap:{default}:kv_tier:host:a", {b"unused": 1})
     client.hset("dualmap:{default}:instances:notes", "a", b"unreadable")
     client.hdel("dualmap:{default}:meta", "oldest_schema")
     client.hset(f"dualmap:{{default}}:usage:{date.today() - timedelta(50)}", "acme ci - m", "1 2 3 4 5 6 7")
