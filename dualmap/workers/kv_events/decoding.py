@@ -42,6 +42,8 @@ MEDIA: Final = MappingProxyType(
     | dict.fromkeys(("shared_storage", "obj", "object", "pool"), Tier.POOL)
 )
 """Tiers by the names of media, in lower case; None is the device's own memory."""
+_MOST: Final = (1 << 24) - 1
+"""The largest count of tokens in a block or a window, and the highest number of a group, that is believed."""
 
 
 class UnreadableEventsError(ValueError):
@@ -156,13 +158,15 @@ def _event(event: Any) -> Event | None:
     tier = Tier.POOL if is_remote else tier
     if kind == "BlockStored":
         return _stored(fields, tier)
-    return Removed([_name(each) for each in fields["block_hashes"]], tier, fields.get("group_idx"))
+    return Removed([_name(each) for each in fields["block_hashes"]], tier, _group(fields))
 
 
 def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
     names = [_name(each) for each in fields["block_hashes"]]
     parent, keys, lora = fields.get("parent_block_hash"), fields.get("extra_keys"), fields.get("lora_name")
-    looks_ahead, size = fields.get("lookahead_token_ids") is not None, int(fields.get("block_size") or 0)
+    if not isinstance(lora, str | None):
+        raise ValueError(f"it names the adapter {str(lora)[:40]!r}")
+    looks_ahead, size = fields.get("lookahead_token_ids") is not None, _count(fields, "block_size")
     if keys and looks_ahead:
         keys = [_of_block(each, size) for each in keys]
     extras = [encode_extra_keys(each) for each in keys] if keys else []
@@ -175,12 +179,12 @@ def _stored(fields: Mapping[str, Any], tier: Tier | None) -> Stored:
         block_tokens=size,
         extras=extras,
         tier=tier,
-        group=fields.get("group_idx"),
+        group=_group(fields),
         # An adapter by number alone has no name that a request would have.
         translatable=bool(extras or lora or fields.get("lora_id") is None),
         adapter=Adapter(lora, int(fields.get("lora_id") or 0)) if lora else None,
         kind=str(fields.get("kv_cache_spec_kind") or ""),
-        window_tokens=int(fields.get("kv_cache_spec_sliding_window") or 0),
+        window_tokens=_count(fields, "kv_cache_spec_sliding_window"),
         looks_ahead=looks_ahead,
     )
 
@@ -190,8 +194,19 @@ def _of_block(keys: Sequence[Any] | None, block_tokens: int) -> list[Any]:
     return [key for key in keys or () if not (isinstance(key, list | tuple) and key[1] >= block_tokens)]
 
 
+def _group(fields: Mapping[str, Any]) -> int | None:
+    return None if fields.get("group_idx") is None else _count(fields, "group_idx")
+
+
+def _count(fields: Mapping[str, Any], name: str) -> int:
+    count = fields.get(name) or 0
+    if isinstance(count, int) and 0 <= count <= _MOST:
+        return count
+    raise ValueError(f"its {name} is {str(count)[:40]!r}")
+
+
 def _tier_of(fields: Mapping[str, Any]) -> Tier | None:
-    medium = fields.get("medium") or ""
+    medium = str(fields.get("medium") or "")
     try:
         return MEDIA[medium.lower()]
     except KeyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from typing import Any
 
@@ -20,6 +21,7 @@ from dualmap.workers.kv_events.decoding import (
     read_batch,
 )
 from dualmap.workers.kv_events.engine_view import EngineView
+from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 
 
 def batch_of(*events: Any, rank: Any = 0) -> Batch:
@@ -184,3 +186,30 @@ def test_an_adapter_is_known_by_the_generation_of_its_weights_and_others_by_thei
     assert list(chat.extras) == [encode_extra_keys(["chat", "salt"]), encode_extra_keys(["chat"])]
     assert cleared == Cleared()
     assert as_cached(batch, str) is batch
+
+
+ODD: list[Any] = [None, "x", b"x" * 32, -1, 2**63, 1.5, True, [], ["x"], [[1]], [None, [["a", "b"]]], {"a": 1}]
+
+
+@pytest.mark.parametrize("kind", ["BlockStored", "BlockRemoved"])
+def test_values_of_another_kind_leave_the_instance_estimated_with_a_reason(kind: str) -> None:
+    """Whatever a field holds, what is raised is what a subscriber names as the reason."""
+    sound: dict[str, Any] = STORED | {
+        "type": kind,
+        "parent_block_hash": None,
+        "group_idx": 1,
+        "kv_cache_spec_kind": "full_attention",
+    }
+    optional = {"lookahead_token_ids": [[1], [2]], "kv_cache_spec_sliding_window": 8, "locality": "LOCAL"}
+    wrong = 0
+    for name, odd in itertools.product([*sound, *optional], ODD):
+        view = EngineView()
+        try:
+            view.apply(
+                batch_of(sound | optional | {name: odd}, sound | {"group_idx": 0, "kv_cache_spec_kind": "mamba"})
+            )
+            view.take_change(1, 2.0)
+        except (UnreadableEventsError, AmbiguousEventsError) as error:
+            wrong += 1
+            assert str(error)
+    assert wrong > 10
