@@ -110,7 +110,7 @@ async def run(options: argparse.Namespace) -> list[Turn]:
     return turns
 
 
-def report(turns: list[Turn]) -> dict[str, float]:
+def report(turns: list[Turn], step_tokens: int) -> dict[str, float]:
     errors = [abs(turn.expected - turn.reported) for turn in turns]
     prompt_tokens = sum(turn.prompt_tokens for turn in turns)
     return {
@@ -119,10 +119,10 @@ def report(turns: list[Turn]) -> dict[str, float]:
         "expected_hit_rate": sum(turn.expected for turn in turns) / prompt_tokens,
         "mean_error": statistics.mean(errors),
         "equal": sum(error == 0 for error in errors) / len(errors),
-        "within_16": sum(error <= 16 for error in errors) / len(errors),
+        "within_step": sum(error <= step_tokens for error in errors) / len(errors),
         "within_128": sum(error <= 128 for error in errors) / len(errors),
-        "too_many": sum(turn.expected > turn.reported + 16 for turn in turns) / len(errors),
-        "too_few": sum(turn.expected < turn.reported - 16 for turn in turns) / len(errors),
+        "too_many": sum(turn.expected > turn.reported for turn in turns) / len(errors),
+        "too_few": sum(turn.expected < turn.reported for turn in turns) / len(errors),
         "ttft_p50_s": statistics.median(turn.ttft_s for turn in turns),
     }
 
@@ -138,13 +138,14 @@ def main() -> None:
     parser.add_argument("--system-tokens", type=int, default=400)
     parser.add_argument("--max-prompt-tokens", type=int, default=5000)
     parser.add_argument("--vocabulary", type=int, default=4000)
+    parser.add_argument("--step-tokens", type=int, default=16, help="hits of the model end at multiples of it")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--out", type=Path, help="file for every request, one JSON object a line")
     options = parser.parse_args()
     turns = asyncio.run(run(options))
     if options.out is not None:
         options.out.write_text("".join(json.dumps(asdict(turn)) + "\n" for turn in turns))
-    print(json.dumps({name: round(figure, 4) for name, figure in report(turns).items()}, indent=1))
+    print(json.dumps({name: round(figure, 4) for name, figure in report(turns, options.step_tokens).items()}, indent=1))
 
 
 if __name__ == "__main__":

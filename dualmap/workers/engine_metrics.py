@@ -102,9 +102,10 @@ def adapter_slots_of(metrics: str) -> int | None:
 
 
 def block_tokens_of(metrics: str) -> int | None:
-    """Tokens in one block of the server's KV cache; None if it is not reported, or its engines differ."""
+    """Tokens in one block of the server's KV cache, of a hybrid model in one of full attention, whose size may be
+    another one than the configured; None if it is not reported, or its engines differ."""
     configs = [sample.labels for sample in _samples(metrics) if sample.name == _CACHE_CONFIG]
-    sizes = {_count(config, "block_size") for config in configs}
+    sizes = {_count(config, "effective_attention_block_size") or _count(config, "block_size") for config in configs}
     size = sizes.pop() if len(sizes) == 1 else 0
     return size if 0 < size <= MAX_BLOCK_TOKENS else None
 

@@ -13,8 +13,12 @@ Sessions of agents need ``--enable-auto-tool-choice --tool-call-parser hermes``.
 sees images, beside ``--enable-scale-out``.
 
 KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPLAY`` tell the server's endpoints, as
-``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Servers of hybrid models are named for
-``test_hybrid_hits.py``, by ``DUALMAP_VLLM_HYBRID_URLS``. Embeddings, scores and reranking need a server with
+``tcp://127.0.0.1:5557``; its topic is to begin with ``kv@``. Hybrid models need no server: the suite starts those of
+``tiny_models`` by the command of a vLLM for CPUs (``DUALMAP_VLLM_HYBRID_URLS`` names servers that run already):
+
+    DUALMAP_VLLM_COMMAND=vllm scripts/test tests/conformance/test_hybrid_hits.py
+
+Embeddings, scores and reranking need a server with
 ``--runner pooling --convert embed``:
 
     DUALMAP_VLLM_URL=http://127.0.0.1:8001 scripts/test tests/conformance/test_pooling.py

@@ -1,6 +1,7 @@
 """Hybrid models: what each prompt finds is known before by the KV events of the server alone.
 
-Real servers are named by ``DUALMAP_VLLM_HYBRID_URLS``, with commas between them: hybrid models with KV events, a replay
+With a real vLLM, ``DUALMAP_VLLM_COMMAND=vllm`` starts servers of ``tiny_models`` one after the other. Servers that run
+already are named by ``DUALMAP_VLLM_HYBRID_URLS``, with commas between them: hybrid models with KV events, a replay
 endpoint and ``--enable-prompt-tokens-details``; a small cache (``--num-gpu-blocks-override 400``) makes it evict.
 """
 
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 
 import httpx
@@ -25,8 +28,11 @@ from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.group_holdings import KINDS
 from dualmap.workers.kv_events.sockets import EventSockets
 from dualmap.workers.kv_events.source import EventSource, source_said
+from tests.conformance.tiny_models import CONFIGS, served
 from tests.support.ports import free_port
 
+COMMAND = os.environ.get("DUALMAP_VLLM_COMMAND", "")
+REAL_MODELS = [*CONFIGS] if COMMAND else []
 REAL_URLS = [url for url in os.environ.get("DUALMAP_VLLM_HYBRID_URLS", "").split(",") if url]
 MOST_TOKENS = 1800
 GROUPS = {
@@ -71,17 +77,27 @@ class Followed:
         return min(most, last_end([None if end is None else not end for end in listed], most)) * size
 
 
-@pytest.fixture(params=[*GROUPS, *REAL_URLS])
-async def url(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+@dataclass(frozen=True)
+class Hybrid:
+    url: str
+    real: bool
+
+
+@pytest.fixture(params=[*GROUPS, *REAL_URLS, *REAL_MODELS])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Hybrid]:
     if request.param in REAL_URLS:
-        yield request.param
+        yield Hybrid(request.param, real=True)
+        return
+    if request.param in REAL_MODELS:
+        async with served(COMMAND, request.param, tmp_path) as url:
+            yield Hybrid(url, real=True)
         return
     settings = EmulatorSettings(
         port=free_port(10, 20), kv_events_port_offset=10, block_tokens=32, kv_capacity_tokens=200 * 32,
         max_num_batched_tokens=512, max_model_len=2080, time_scale=1000.0, cache_groups=GROUPS[request.param],
     )  # fmt: skip
     async with emulated_instances(settings) as (instance,):
-        yield instance.url
+        yield Hybrid(instance.url, real=False)
 
 
 def source_of(url: str, said: object) -> EventSource:
@@ -92,9 +108,8 @@ def source_of(url: str, said: object) -> EventSource:
 
 
 @pytest.mark.timeout(1200)
-async def test_each_hit_is_known_before(url: str) -> None:
-    rng, context = Random(), zmq.asyncio.Context()
-    real = url in REAL_URLS
+async def test_each_hit_is_known_before(server: Hybrid) -> None:
+    rng, context, url = Random(), zmq.asyncio.Context(), server.url
     prompts: list[list[int]] = [[]]
     wrong, hits = [], 0
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as http:
@@ -108,7 +123,7 @@ async def test_each_hit_is_known_before(url: str) -> None:
             if rng.random() < 0.3:
                 ids = ids[: rng.randrange(len(ids) + 1)]
             ids = [*ids[: MOST_TOKENS - 300], *(rng.randrange(300, 3000) for _ in range(rng.randrange(30, 300)))]
-            if real:
+            if server.real:
                 await asyncio.sleep(0.25)  # events may leave the server that much behind the answer
             await followed.read()
             expected = followed.hit_tokens(ids) if followed.block_tokens else 0
@@ -124,4 +139,4 @@ async def test_each_hit_is_known_before(url: str) -> None:
 
     assert followed.is_hybrid
     assert hits > 20
-    assert len(wrong) <= int(real), wrong
+    assert len(wrong) <= int(server.real), wrong

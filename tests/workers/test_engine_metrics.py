@@ -153,3 +153,10 @@ def test_loads_are_counted_by_tier_and_rank_and_a_tier_never_heard_of_counts_for
 )
 def test_slots_of_adapters_are_read_where_a_server_has_any(page: str, slots: int | None) -> None:
     assert adapter_slots_of(page) == slots
+
+
+def test_a_block_of_a_hybrid_model_is_one_of_full_attention() -> None:
+    page = config(block_size="32", effective_attention_block_size="64")
+
+    assert block_tokens_of(page) == 64
+    assert block_tokens_of(config(block_size="32", effective_attention_block_size="None")) == 32

@@ -67,6 +67,11 @@ def renamed_adapter(encoded: bytes, name: str, other: str) -> bytes:
     return encode_extra_keys([other])[:-1] + encoded[len(begins) :] if encoded.startswith(begins) else encoded
 
 
+def decode_extra_keys(extra: bytes) -> list[Any]:
+    """The keys that ``encode_extra_keys`` encoded: pairs as lists, bytes as their hexadecimal digits."""
+    return list(orjson.loads(extra[len(_EXTRA) :])) if extra else []
+
+
 def _hex(digest: Any) -> str:
     return bytes(digest).hex()
 

@@ -70,9 +70,9 @@ class EngineView:
         """The group whose blocks are followed here, the main one."""
         self._holdings: GroupHoldings | None = None
         """The other groups; None with one group."""
-        self._groups_seen = False
-        """Whether the batch with the main group's first block has events of several groups."""
-        self._unplaced: list[Stored] = []
+        self._seen: dict[int | None, Stored] = {}
+        """An event of each group in the batch with the main group's first block."""
+        self._unplaced: list[Stored | Removed] = []
         """Events of other groups that came before any of the main one."""
         self._reported: dict[int, bool] = {}
         """With other groups, all hashes that the store lists, and whether a hit may end there."""
@@ -85,11 +85,10 @@ class EngineView:
         """Stored blocks whose parent or adapter is unknown: they are not listed."""
         for name, known in (names or {}).items():
             tier, engine_name = NAME.unpack(name)
-            fleet_hash, copies = KNOWN.unpack(known)
             if tier == _DEVICE:
-                self._device[engine_name] = (fleet_hash, copies)
+                self._device[engine_name] = KNOWN.unpack(known)
             elif tier == _ADAPTER:
-                self._adapters[engine_name] = (fleet_hash, copies)
+                self._adapters[engine_name] = KNOWN.unpack(known)
         self._tiers.restore(names or {})
         self._restore_adapters()
         if len({block for block, _ in self._device.values()}) < len(self._device):
@@ -129,7 +128,7 @@ class EngineView:
     def apply(self, batch: Batch) -> None:
         """Raises AmbiguousEventsError."""
         if not self._block_tokens:
-            self._groups_seen = len({event.group for event in batch.events if isinstance(event, Stored)}) > 1
+            self._seen = {each.group: each for each in batch.events if isinstance(each, Stored) and each.tier is None}
         for event in batch.events:
             if isinstance(event, Stored):
                 if event.tier is None:
@@ -139,6 +138,8 @@ class EngineView:
             elif isinstance(event, Removed):
                 if event.tier is not None:
                     self._tiers.remove(event.tier, event.names)
+                elif self._unplaced:
+                    self._unplaced.append(event)
                 elif self._holdings is None or event.group in (None, self._group):
                     self._remove(event)
                 else:
@@ -274,7 +275,7 @@ class EngineView:
         return names | self._tiers.take_entries(every=True) | adapters
 
     def _store(self, event: Stored) -> None:
-        if not self._place(event):
+        if not self._place(event) or self._is_part(event):
             return
         self._check(event)
         parent = ROOT if event.parent is None else self._device.get(event.parent, (None, 0))[0]
@@ -287,7 +288,8 @@ class EngineView:
         if event.looks_ahead and self._same is None:
             self._same = self._names_by_hash()
         for place, name in enumerate(event.names):
-            parent = block_hash(parent, data[place * size : (place + 1) * size], extras[place] if extras else b"")
+            block_data, extra = data[place * size : (place + 1) * size], extras[place] if extras else b""
+            parent = block_hash(parent, block_data, extra)
             held = device.get(name)
             if name not in before:
                 before[name] = None if held is None else held[0]
@@ -299,7 +301,7 @@ class EngineView:
                 self._touch(parent)
                 self._same[parent].add(name)
             if holdings is not None:
-                holdings.link(name, name_before)
+                holdings.link(name, name_before, block_data, extra)
                 name_before = name
 
     def _check(self, event: Stored) -> None:
@@ -313,13 +315,33 @@ class EngineView:
         elif event.block_tokens != self._block_tokens:
             raise AmbiguousEventsError("hits end inside of blocks (--prefix-match-unit), whose places are not known")
 
+    def _is_part(self, event: Stored) -> bool:
+        """Whether it is a part of a block of the main group that no hit ends at. If only such parts came before the
+        first whole block, they are dropped."""
+        holdings = self._holdings
+        if holdings is None or event.block_tokens == self._block_tokens:
+            return False
+        if event.block_tokens < self._block_tokens:
+            return holdings.is_part(event.block_tokens)
+        longer = holdings.with_blocks_of(event.block_tokens)
+        if longer.is_part(self._block_tokens):
+            self._remove(Removed([name for name, (_, copies) in self._device.items() for _ in range(copies)], None))
+            self._holdings, self._block_tokens = longer, event.block_tokens
+        return False
+
     def _place_others(self, group: int | None) -> None:
         """The main group is known now. A group with a higher number than 0 is not alone."""
-        if group is not None and (group > 0 or self._groups_seen):
+        if group is not None and (group > 0 or len(self._seen) > 1):
             self._holdings = GroupHoldings(group, self._block_tokens)
+            for number, event in self._seen.items():
+                if number is not None and number != group:
+                    self._holdings.store(number, _group_of(event), ())
         unplaced, self._unplaced = self._unplaced, []
         for each in unplaced:
-            self._place(each)
+            if isinstance(each, Stored):
+                self._place(each)
+            elif self._holdings is not None and each.group is not None:
+                self._holdings.remove(each.group, each.names)
 
     def _remove(self, event: Removed) -> None:
         device, before = self._device, self._before

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import pickle
 from array import array
 from collections import Counter
-from math import lcm
+from dataclasses import replace
+from hashlib import sha256
+from math import gcd, lcm
 from random import Random
 from typing import Any
 
 import pytest
 
-from dualmap.scheduling.prompts.engine_blocks import engine_chain
+from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys, engine_chain
 from dualmap.statestore.kv_views import KvChange
-from dualmap.workers.kv_events.decoding import Batch, Cleared, Event, Removed, Stored
+from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import UNPLACED_BLOCKS, EngineView
 from dualmap.workers.kv_events.group_holdings import WAITS_BLOCKS, AmbiguousEventsError
 
 FULL, WINDOW, STATE = "full_attention", "sliding_window", "mamba"
 TOKENS = 4
+
+
+def name_of(prompt: tuple[int, ...], unit: int, salt: str | None = None, root: str = "vllm-none-hash") -> int:
+    """vLLM's name of the block that ends a prompt."""
+    block_hash, keys = sha256(pickle.dumps(root, 5)).digest(), None if salt is None else (("cache_salt", salt),)
+    for first in range(0, len(prompt), unit):
+        block_hash = sha256(pickle.dumps((block_hash, prompt[first : first + unit], keys), 5)).digest()
+        keys = None
+    return int.from_bytes(block_hash, "big") & ((1 << 64) - 1)
 
 
 class Hybrid:
@@ -27,10 +39,12 @@ class Hybrid:
         """Kind, tokens of a block and window of each."""
         self.groups = groups
         self.held: list[Counter[tuple[int, ...]]] = [Counter() for _ in groups]
-        self.names: dict[tuple[int, ...], int] = {}
+        self.unit = gcd(*(size for _, size, _ in groups))
+        self.salt: str | None = None
+        self.root = "vllm-none-hash"
 
     def name(self, prompt: tuple[int, ...]) -> int:
-        return self.names.setdefault(prompt, len(self.names) + 1)
+        return name_of(prompt, self.unit, self.salt, self.root)
 
     def store(self, number: int, prompt: tuple[int, ...], first: int, kept: set[int] | None = None) -> Stored:
         """Blocks of one group from the block ``first`` on; of these only those that are kept."""
@@ -41,17 +55,34 @@ class Hybrid:
         parent = self.name(prompt[: first * size]) if first else None
         tokens = array("I", prompt[first * size : ends[-1] if ends else first * size]).tobytes()
         names = [self.name(block) for block in blocks]
+        keys = [[self.salt] if self.salt and end == size else None for end in ends[: len(names)]]
         return Stored(
             names,
             parent,
             tokens,
             block_tokens=size,
-            extras=[],
+            extras=[*map(encode_extra_keys, keys)],
             tier=None,
             group=number,
             translatable=True,
             kind=kind,
             window_tokens=window,
+        )
+
+    def store_part(self, number: int, prompt: tuple[int, ...]) -> Stored:
+        """The last unit of a prompt, which ends inside of a block of the group."""
+        kind, before = self.groups[number][0], prompt[: -self.unit]
+        tokens = array("I", prompt[-self.unit :]).tobytes()
+        return Stored(
+            [self.name(prompt)],
+            self.name(before) if before else None,
+            tokens,
+            block_tokens=self.unit,
+            extras=[b""],
+            tier=None,
+            group=number,
+            translatable=True,
+            kind=kind,
         )
 
     def remove(self, number: int, block: tuple[int, ...]) -> Removed:
@@ -119,6 +150,8 @@ MODELS = {
     "windows": ((WINDOW, 4, 9), (WINDOW, 4, 9), (FULL, 4, 0)),
     "unequal blocks": ((WINDOW, 8, 13), (FULL, 4, 0)),
     "states": ((STATE, 4, 0), (STATE, 4, 0), (FULL, 4, 0)),
+    "shorter windows": ((WINDOW, 2, 6), (WINDOW, 2, 6), (FULL, 4, 0)),
+    "windows of parts": ((FULL, 4, 0), (WINDOW, 2, 4), (WINDOW, 4, 8), (STATE, 8, 0)),
     "longer states first": ((FULL, 4, 0), (STATE, 8, 0)),
     "all": ((FULL, 4, 0), (WINDOW, 4, 6), (STATE, 8, 0), (WINDOW, 8, 20), (FULL, 4, 0)),
 }
@@ -128,11 +161,11 @@ MODELS = {
 def test_the_view_is_what_the_engine_would_hit(model: str) -> None:
     """Random prompts of a tree, stored group by group in parts and removed block by block; now and then another
     subscriber takes over."""
-    rng = Random(model)
+    rng, main_tokens = Random(model), next(size for kind, size, _ in MODELS[model] if kind == FULL)
     engine, view, store = Hybrid(*MODELS[model]), EngineView(), Store()
     ends = 0
     for _ in range(300):
-        length = 4 * rng.randrange(1, 14)
+        length = main_tokens * rng.randrange(1, 14)
         prompt = tuple(int(place > rng.randrange(60)) for place in range(length))
         events: list[Event] = []
         for number, (kind, size, _) in enumerate(engine.groups):
@@ -154,7 +187,7 @@ def test_the_view_is_what_the_engine_would_hit(model: str) -> None:
             view = EngineView(store.entries)
     assert ends > 100
     assert store.step_tokens == lcm(*(size for _, size, _ in MODELS[model]))
-    assert view.groups.startswith("full 4")
+    assert view.groups.startswith(f"full {main_tokens}")
 
 
 def test_other_groups_may_be_reported_first_and_without_blocks() -> None:
@@ -219,6 +252,7 @@ def test_no_hit_is_expected_before_all_groups_have_shown_up_or_never_will() -> N
         ({"kind": WINDOW, "window_tokens": 0}, "without its size"),
         ({"block_tokens": 0}, "without its size"),
         ({"block_tokens": 6}, "multiple"),
+        ({"block_tokens": 3}, "no part"),
         ({"kind": FULL, "block_tokens": 8}, "unequal"),
         ({"group": None}, "number"),
         ({"group": 128}, "number 128"),
@@ -263,3 +297,64 @@ def test_a_model_without_full_attention_is_refused() -> None:
 
     with pytest.raises(AmbiguousEventsError, match="no cache group of full attention"):
         view.apply(Batch(1, 2.0, [states], 0))
+
+
+@pytest.mark.parametrize("root", ["vllm-none-hash", "0"])
+def test_windows_of_shorter_blocks_end_hits_of_salted_prompts_too(root: str) -> None:
+    engine, view, store = Hybrid((WINDOW, 2, 4), (FULL, 4, 0)), EngineView(), Store()
+    engine.salt, engine.root = "tenant", root
+    prompt = tuple(range(12))
+
+    apply(view, store, engine.store(0, prompt, 0, {4, 5}), engine.store(1, prompt, 0))
+
+    assert [*store.listed.values()].count(True) == 1
+
+
+def test_windows_of_shorter_blocks_need_the_names_that_vllm_has_by_default() -> None:
+    engine, view = Hybrid((WINDOW, 2, 4), (FULL, 4, 0)), EngineView()
+    engine.root = "PYTHONHASHSEED"
+    prompt = tuple(range(12))
+
+    with pytest.raises(AmbiguousEventsError, match="names are not vLLM's own by default"):
+        view.apply(Batch(1, 2.0, [engine.store(1, prompt, 0), engine.store(0, prompt, 0)], 0))
+
+
+def test_no_hit_ends_behind_an_adapter_where_windows_have_shorter_blocks() -> None:
+    """The engine's names cover the path of an adapter, which no event has."""
+    engine, view, store = Hybrid((WINDOW, 2, 4), (FULL, 4, 0)), EngineView(), Store()
+    engine.root = "path"
+    prompt = tuple(range(12))
+    adapter, extras = Adapter("a", 1), [encode_extra_keys(["a"])] * 3
+    blocks = replace(engine.store(1, prompt, 0), adapter=adapter, extras=extras)
+
+    apply(view, store, engine.store(0, prompt, 0), blocks)
+
+    assert [*store.listed.values()] == [False] * 3
+
+
+def test_parts_of_blocks_at_the_end_of_prompts_are_left_out_where_windows_have_shorter_blocks() -> None:
+    """vLLM announces the last unit of a prompt too, though no hit ends there."""
+    engine, view, store = Hybrid((WINDOW, 2, 4), (FULL, 4, 0)), EngineView(), Store()
+    short, long = (0, 1), tuple(range(10))
+
+    apply(view, store, engine.store(0, short, 0), engine.store_part(1, short))
+    early = {*store.listed}
+    apply(view, store, engine.store(0, long, 0), engine.store(1, long, 0), engine.store_part(1, long))
+    apply(view, store, Removed([engine.name(short), engine.name(long)], None, 1))
+
+    assert early == {*engine_chain(short, 2).hashes}
+    assert store.listed == engine.listed() == dict.fromkeys(engine_chain(long, 4).hashes[:2], True)
+    assert len(view) == 2
+    again = EngineView(store.entries)
+    apply(again, store, engine.remove(0, long[:8]))
+    assert store.listed == engine.listed()
+    assert sorted(store.listed.values()) == [False, True]
+
+
+def test_hits_end_inside_of_blocks_where_states_have_longer_blocks_than_windows() -> None:
+    engine, view = Hybrid((WINDOW, 2, 4), (STATE, 4, 0), (FULL, 4, 0)), EngineView()
+    prompt = tuple(range(6))
+    events = [engine.store(number, prompt, 0) for number in range(3)]
+
+    with pytest.raises(AmbiguousEventsError, match="prefix-match-unit"):
+        view.apply(Batch(1, 2.0, [*events, engine.store_part(2, prompt)], 0))
