@@ -2,7 +2,8 @@
 
 An engine reports a block when a step has filled it, and the report takes a while to the store. A conversation's next
 turn that follows at once is placed before: it would be expected to find the answer without its last block or two. A
-replica remembers for a moment how far it saw an answer come.
+replica remembers for a moment how far it saw an answer come. Turns of hybrid models are not looked up here: they find
+nothing of an answer.
 """
 
 from __future__ import annotations
@@ -39,11 +40,10 @@ class RecentAnswers:
     def __len__(self) -> int:
         return len(self._since_s)
 
-    def ended(self, instance_id: str, chain: Chain, usage: Usage, *, is_hybrid: bool = False) -> None:
-        """An answer is complete. ``is_hybrid`` says whether its instance runs a hybrid model, whose next turn does not
-        find it."""
+    def ended(self, instance_id: str, chain: Chain, usage: Usage) -> None:
+        """An answer is complete."""
         output_tokens, hashes = usage.output_tokens, chain.hashes
-        if is_hybrid or not output_tokens or not isinstance(hashes, array):
+        if not output_tokens or not isinstance(hashes, array):
             return
         last = hashes[-1]
         computed = chain.prompt_tokens + output_tokens - 1  # the last token of an answer goes through no step

@@ -154,7 +154,10 @@ class LiveRequest:
         target, chain = machine.target, machine.spec.chain
         if target is None or chain is None:
             return 0
-        cached = pool.recent_answers.cached(target.instance_id, chain, machine.uncached_tokens)
+        if self._is_hybrid_there:
+            cached = max(0, chain.prompt_tokens - machine.uncached_tokens)
+        else:
+            cached = pool.recent_answers.cached(target.instance_id, chain, machine.uncached_tokens)
         if cached:
             running = self._ran_there()
             cached = pool.contexts_ahead.left(target.instance_id, chain, cached, target.kv_capacity_tokens, running)
@@ -162,8 +165,8 @@ class LiveRequest:
 
     @property
     def _is_hybrid_there(self) -> bool:
-        """Whether an instance of the pool was known to run a hybrid model when it was placed: the next turn finds no
-        answer then, and what it finds of the prompt is booked."""
+        """Whether its instance was known to run a hybrid model when it was placed: it finds nothing of an answer then,
+        and what it finds of a prompt is booked."""
         estimate = self.machine.estimate
         return estimate is not None and estimate.reply.chosen.is_hybrid
 
@@ -553,7 +556,7 @@ class LiveRequest:
         expected_cached = self.expected_cached_tokens
         if outcome in ANSWERED:
             if machine.leg is _WHOLE:
-                pool.recent_answers.ended(machine.instance_id, chain, usage, is_hybrid=self._is_hybrid_there)
+                pool.recent_answers.ended(machine.instance_id, chain, usage)
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             if self.inference_request.stores:

@@ -42,13 +42,6 @@ def test_other_instances_and_other_prompts_are_left_as_they_are(clock: Any) -> N
     assert recent.cached("a", Chain(tuple(chain(30).hashes), BLOCK_TOKENS, 30), 30 - 8) == 8
 
 
-def test_an_answer_of_a_hybrid_model_is_not_kept(clock: Any) -> None:
-    recent = RecentAnswers(clock)
-    recent.ended("a", chain(10), Usage(output_tokens=9), is_hybrid=True)
-
-    assert len(recent) == 0
-
-
 def test_what_events_have_told_by_then_counts_after_a_moment(clock: Any) -> None:
     recent = RecentAnswers(clock)
     recent.ended("a", chain(10), Usage(output_tokens=9))

@@ -10,6 +10,7 @@ import pytest
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.kv_views import KvChange
 from tests.router import tools
 from tests.router.requests.phases.fleets import LONG, nothing_is_left
 
@@ -92,6 +93,27 @@ async def test_a_turn_at_once_is_expected_to_find_the_answer_before_it(start_run
 
     block_tokens = second.machine.spec.chain.block_tokens
     assert second.expected_cached_tokens == 1299 // block_tokens * block_tokens
+    second.finish(Outcome.COMPLETED)
+
+
+async def test_the_next_turn_of_a_hybrid_model_is_not_expected_to_find_the_answer(
+    start_runtime: Any, store: Any
+) -> None:
+    """Also where the model was known to be hybrid only after the first turn was placed."""
+    runtime = await start_runtime(instances=(tools.spec("a"),))
+    ids = list(range(1000))
+    first = await runtime.intake.place(tools.request(body={"prompt": ids}))
+    first.first_token()
+    block_tokens, hashes = first.machine.spec.chain.block_tokens, first.machine.spec.chain.hashes
+    first.finish(Outcome.COMPLETED, Usage(prompt_tokens=1000, output_tokens=300))
+    events = store.pool("default").kv_events
+    await events.renew_subscriber("worker", 60_000)
+    fence = (await events.claim("a", "worker")).fence
+    await events.apply("a", fence, KvChange(0, 1.0, [*hashes], hit_step_tokens=block_tokens))
+
+    second = await runtime.intake.place(tools.request(body={"prompt": [*ids, *range(5000, 5500)]}))
+
+    assert second.expected_cached_tokens == 1000 // block_tokens * block_tokens
     second.finish(Outcome.COMPLETED)
 
 
