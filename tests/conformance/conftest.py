@@ -18,8 +18,11 @@ KV events are tested where ``DUALMAP_VLLM_KV_EVENTS`` and ``DUALMAP_VLLM_KV_REPL
 
     DUALMAP_VLLM_COMMAND=vllm scripts/test tests/conformance/test_hybrid_hits.py
 
-Embeddings, scores and reranking need a server with
-``--runner pooling --convert embed``:
+Windows of many layouts need an interpreter that has vLLM alone, for its cache manager:
+
+    DUALMAP_VLLM_PYTHON=python scripts/test tests/conformance/test_cache_manager.py
+
+Embeddings, scores and reranking need a server with ``--runner pooling --convert embed``:
 
     DUALMAP_VLLM_URL=http://127.0.0.1:8001 scripts/test tests/conformance/test_pooling.py
 """
