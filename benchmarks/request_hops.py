@@ -10,7 +10,8 @@ coroutine that goes on counts as a call, and so do comprehensions; functions wri
 dataclasses generate, do not.
 
 With ``--bytecodes`` it counts, of the whole request, the bytecodes that each module executes, those of the standard
-library included. Unlike times they are the same on a busy machine.
+library included, and how many there were at each write for which somebody waits. Unlike times they are the same on a
+busy machine.
 
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
     python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants] [--functions]    # 0: it does not stream
@@ -46,6 +47,11 @@ from dualmap.statestore.settings import StoreSettings
 PROJECT = "dualmap."
 FIRST = "ClientConnection.data_received"
 WRITTEN = "UpstreamConnection.start"
+WRITES = {
+    "Wire.send": "the store is called",
+    WRITTEN: "its instance has the request",
+    "ClientConnection.write": "its client has the answer",
+}
 LOAD = frozenset({"__main__", "asyncio.streams", "router_overhead"})
 INSTANCES = 8
 REQUESTS = 20
@@ -80,11 +86,15 @@ class Bytecodes:
 
     def __init__(self) -> None:
         self.counts: Counter[Call] = Counter()
+        self.until: dict[str, int] = {}
+        """How many there were at the first write of each kind."""
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_qualname
         if module in LOAD or not (self.counts or function == FIRST):
             return None
+        if function in WRITES:
+            self.until.setdefault(WRITES[function], self.counts.total())
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         executed = partial(self._executed, (module.removeprefix(PROJECT), function))
         executed(frame, event, None)
@@ -212,6 +222,8 @@ def main() -> None:
             for (other, name), part in fewest.counts.most_common() if options.functions else ():
                 if other == module:
                     print(f"{part:6}      {name}")
+        for when, count in fewest.until.items():
+            print(f"{count:6} until {when}")
         print(f"{modules.total()} bytecodes in {len(modules)} modules")
         return
     trace = min(traces, key=lambda trace: len(trace.calls))
