@@ -134,7 +134,7 @@ class Readiness:
 
 
 def _sees(report: bytes, ready: Mapping[str, int]) -> bool:
-    """Whether a router, by its report, knows of so many ready instances in each pool."""
+    """Whether a router, by its report, knows in each pool of the ready instances that ``ready`` counts."""
     pools = json.loads(report)["pools"]
     return all(pools[name]["instances"].get(InstanceState.READY.value, 0) >= count for name, count in ready.items())
 

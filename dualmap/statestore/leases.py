@@ -94,12 +94,12 @@ class ReplicaInfo:
     info: Mapping[str, str]
     """Free text fields for people: address, process id, version, request counts."""
     beaten: bool = True
-    """Whether its owner renewed it: a replica that is *met* through its requests alone is not yet known as alive."""
+    """Whether its owner renewed it: a replica that is first seen by a request of its own is not yet known as alive."""
     schema: int = 0
     """The schema of its version (``statestore.pool.schema``)."""
 
     @classmethod
-    def met(cls, replica_id: str, now_ms: int) -> ReplicaInfo:
+    def first_seen(cls, replica_id: str, now_ms: int) -> ReplicaInfo:
         """A first lease."""
         return cls(replica_id, now_ms + FIRST_LEASE_MS, FIRST_LEASE_MS, {}, beaten=False)
 

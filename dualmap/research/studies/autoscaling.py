@@ -89,7 +89,7 @@ def day_of(plan: Plan) -> Workload:
 
 
 def started(workload: Workload, instances: int) -> Workload:
-    """The workload on so many instances at first, and no request left out."""
+    """The workload on ``instances`` at first, with no request left out."""
     return replace(workload, instances=instances, warm_up_requests=0)
 
 

@@ -27,7 +27,7 @@ OBJECT_PATHS: Final = SCHEDULED_PATHS | {
 """Paths whose answers are JSON or event streams, or bytes of a type that says so."""
 
 TAIL_BYTES: Final = 4096
-"""The end of an answer is searched in so many of its last bytes at least, however small the reads were."""
+"""At least this many of its last bytes are searched for the end of an answer, however small the reads were."""
 
 _BLANKS: Final = b" \t\r\n"
 JSON_STARTS: Final = (b"{", b"[")

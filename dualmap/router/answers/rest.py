@@ -113,7 +113,7 @@ class Measured:
 
 
 def answers_of(path: str, request: Mapping[str, Any]) -> int:
-    """The number of answers that a request of this path asks for: so many to each of its prompts."""
+    """The number of answers that a request of this path asks for: ``n`` for each of its prompts."""
     each = 1 if request.get("n") is None else max(1, lax_int(request["n"]) or 1)
     return each * prompts_of(path, request)
 

@@ -115,7 +115,7 @@ class AnswerSoFar:
         return [answers[at : at + each] for at in range(0, len(answers), each)]
 
     def end(self, prompt_tokens: int | None, tokens: int | None) -> None:
-        """The rest is over, and the whole has so many tokens, if that is known."""
+        """The rest is over. ``tokens`` is the length of the whole answer, if known."""
         self.finished, self.has_ids, self.counted = True, False, tokens
         if self.counted_prompt is None:
             self.counted_prompt = prompt_tokens

@@ -12,7 +12,7 @@ MAX_LAST_EVENT_BYTES: Final = 8 << 20
 """An event is kept up to this until the next ones have come: the last one may repeat a long request, and its usage
 counts."""
 _WHOLE_EVENTS: Final = 3
-"""Pieces with so many ends of events have two whole ones, if more follow: one with the usage, and one behind it."""
+"""Pieces with this many ends of events have two whole ones, if more follow: one with the usage, and one behind it."""
 
 
 class Tail:

@@ -54,7 +54,7 @@ class LiveRequests:
         """Whether a new request may take the id."""
         return request_id not in self._by_id and request_id not in self._releasing
 
-    def admit(self, live: LiveRequest) -> None:
+    def enter(self, live: LiveRequest) -> None:
         """Enter a request whose id is not live here.
 
         Raises:

@@ -187,7 +187,7 @@ class Intake:
         live = LiveRequest(machine, request, pool, prompt, context)
         pool.metrics.arrived.value += 1
         try:
-            context.live.admit(live)
+            context.live.enter(live)
         except ReplicaFullError:
             if spec.chain is not None:
                 pool.metrics.count_on_time(False, Outcome.REFUSED)

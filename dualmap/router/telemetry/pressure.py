@@ -74,7 +74,7 @@ class Pressure:
 
     @property
     def is_late(self) -> bool:
-        """Whether so many are late that people must know."""
+        """Whether enough requests are late that an operator must know."""
         return (self.judged >= FEWEST_JUDGED and self.late_share >= LATE_SHARE) or self.overdue >= FEWEST_JUDGED
 
     @property

@@ -15,7 +15,7 @@ from dualmap.scheduling.estimates.answer_length import AnswerLengths
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
 from dualmap.scheduling.estimates.ridge import Ridge
-from dualmap.scheduling.estimates.transfer_model import taught_transfer, transfer_cost, transfer_prior
+from dualmap.scheduling.estimates.transfer_model import learn_transfer, transfer_cost, transfer_prior
 from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS, learn_ttft, ttft_prior
 from dualmap.scheduling.estimates.weights import Form
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, Role
@@ -238,7 +238,7 @@ class FleetLearner:
         if content.text_bytes and content.tokens:
             self._learn_images(content) if content.images else self._learn_ratio(content)
         if content.transfer_ms:
-            self._transfer = taught_transfer(self._transfer, [(content.transferred_tokens, content.transfer_ms / 1000)])
+            self._transfer = learn_transfer(self._transfer, [(content.transferred_tokens, content.transfer_ms / 1000)])
             self.learned = replace(self.learned, transfer=transfer_cost(self._transfer))
         if content.answer_tokens:
             self._answers.add(content.output_limit, content.answer_tokens)

@@ -26,7 +26,7 @@ def transfer_prior() -> Ridge:
     return Ridge.of(PRIOR, PRIOR_ERRORS, (0.0, 0.0))
 
 
-def taught_transfer(model: Ridge, seen: Iterable[tuple[int, float]]) -> Ridge:
+def learn_transfer(model: Ridge, seen: Iterable[tuple[int, float]]) -> Ridge:
     """The model after some more transfers: the tokens that were moved, and the time in seconds."""
     for tokens, transfer_s in seen:
         usual_error = ERROR_S + ERROR_SHARE * transfer_s

@@ -45,7 +45,7 @@ class CacheGroup:
 
 
 def end_within(tokens: int, block_tokens: int, step_tokens: int) -> int:
-    """Blocks up to the last step within so many tokens."""
+    """Blocks up to the last step within ``tokens``."""
     return tokens // step_tokens * step_tokens // block_tokens
 
 

@@ -215,7 +215,7 @@ class _Room:
         return self.has(1)
 
     def has(self, windows: int) -> bool:
-        """Whether fewer tokens than so many dispatch windows hold are dispatched."""
+        """Whether fewer tokens are dispatched than ``windows`` dispatch windows hold."""
         load = self._load
         return (
             self._serves
@@ -341,7 +341,7 @@ def is_calm(tokens: int, tokens_per_s: float, now_ms: int, deadline_ms: int) -> 
 
 
 def finds_memory(tokens: int, running: Running, kv_capacity_tokens: int) -> bool:
-    """Whether a request with so many tokens to prefill may join what runs on an instance: it is not long, or fits."""
+    """Whether a request with ``tokens`` to prefill may join what runs on an instance: it is not long, or fits."""
     if running.running_requests == 0 or tokens <= LONG_SHARE * kv_capacity_tokens:
         return True
     return running.context_tokens + tokens <= kv_capacity_tokens

@@ -133,7 +133,7 @@ def plan_roles(
 
 
 def _has_room(role: Role, instances: int, state: RoleState, targets: RoleTargets) -> bool:
-    """Whether a role with so many instances can do with one less."""
+    """Whether a role with ``instances`` can do with one less."""
     if instances < 2:
         return False
     more = instances / (instances - 1)

@@ -53,7 +53,7 @@ class Division:
 
 
 def equal_part(amount: int, place: int, pools: int) -> int:
-    """The part of one of so many pools. The parts of all of them are the amount together."""
+    """The part of the pool at ``place`` among ``pools``. All parts together are the amount."""
     return amount // pools + (place < amount % pools)
 
 

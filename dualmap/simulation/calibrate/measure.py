@@ -60,7 +60,7 @@ class Plan:
     decode_tokens: int = 48
 
     def holds(self, sequences: int, prompt_tokens: int, answer_tokens: int) -> bool:
-        """Whether so many answers fit, each into the context and all into KV memory."""
+        """Whether ``sequences`` answers fit, each into the context and all into KV memory."""
         each = prompt_tokens + answer_tokens
         return each <= self.max_model_len and sequences * each <= self.kv_capacity_tokens
 

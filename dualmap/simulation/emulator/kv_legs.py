@@ -105,7 +105,7 @@ class KvLegs:
             self._sources[engine_id] = transfer.source
 
     def pull(self, engine_id: str, transfer: KvTransferParams, tokens: int) -> None:
-        """A decode leg has its blocks, and KV of so many tokens is to come."""
+        """A decode leg has its blocks, and the KV of ``tokens`` is to come."""
         task = asyncio.get_running_loop().create_task(self._pull(engine_id, transfer, tokens))
         self._tasks[engine_id] = task
 

@@ -115,7 +115,7 @@ class PeerPulls:
         return self._engine.receive_pulled(engine_id, offer.blocks, self._transfer.alone_s(tokens))
 
     def _occupy(self, tokens: int) -> float:
-        """Have the link move so many tokens after those before; the time until then on the machine's clock."""
+        """Have the link move ``tokens`` after those before. Returns the time until then, on the machine's clock."""
         now_s = time.monotonic()
         self._free_s = max(now_s, self._free_s) + self._wall_s(tokens / self._transfer.tokens_per_s)
         return self._free_s - now_s

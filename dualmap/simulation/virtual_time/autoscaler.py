@@ -39,22 +39,22 @@ class SimulatedAutoscaler:
         order: QueueOrder,
         events: EventQueue,
         spares: Sequence[InstanceSpec],
-        renew: Callable[[InstanceSpec], None],
+        start_engine: Callable[[InstanceSpec], None],
         arrived: Callable[[], int],
         waiting: Callable[[], int],
     ) -> None:
-        """Parks the spares. ``renew`` gives an instance a new engine, with an empty cache. ``waiting`` is the number of
-        requests that wait for the first instance."""
+        """Parks the spares. ``start_engine`` gives an instance a new engine, with an empty cache. ``waiting`` is the
+        number of requests that wait for the first instance."""
         self._pool = pool = fleet.pool
         for spec in spares:
-            renew(spec)
+            start_engine(spec)
             pool.put_instance(replace(spec, state=InstanceState.STANDBY))
         scheduling = pool.scheduling
         self._order = order
         self._stall_s = scheduling.decode_stall_s
         self._events = events
         self._led = leader.led
-        self._renew = renew
+        self._start_engine = start_engine
         self._waiting_now = waiting
         self._scheduling = scheduling
         self._starting: set[str] = set()
@@ -100,7 +100,7 @@ class SimulatedAutoscaler:
     def _start(self, name: str) -> None:
         self._starting.add(name)
         spec = self._pool.members.instances[name]
-        self._renew(spec)
+        self._start_engine(spec)
         start_s = next(each.settings.start_s for each in self._keepers if each.decodes is (spec.role is Role.DECODE))
 
         def ready(_: float) -> None:

@@ -117,10 +117,10 @@ class Simulation:
         self._events = EventQueue()
         self._settings = settings
         self._routers = (
-            Routers([self._made_replica(SimulatedReplica)])
+            Routers([self._make_replica(SimulatedReplica)])
             if scenario.routers is None
             else scenario.routers(
-                self._made_replica,
+                self._make_replica,
                 lambda: {name: engine.kv_used_tokens for name, engine in self._cluster.engines.items()},
             )
         )
@@ -163,7 +163,7 @@ class Simulation:
             self._pauses = ProgramPauses(engines)
             self._every(PAUSING_INTERVAL_S, Priority.LEADER, self._resume_programs)
         if scenario.autoscale is not None:
-            self._autoscaler = self._made_elastic(scenario.autoscale)
+            self._autoscaler = self._make_autoscaler(scenario.autoscale)
             self._every(SCALING_INTERVAL_S, Priority.LEADER, self._autoscaler.tick)
         self._schedule_arrival()
         if scenario.loop.seconds < inf:
@@ -222,7 +222,7 @@ class Simulation:
             fault.at_s + fault.down_for_s, Priority.MEMBERSHIP, lambda _: self._restart(fault.instance_id)
         )
 
-    def _made_replica(self, kind: type[Replica]) -> Replica:
+    def _make_replica(self, kind: type[Replica]) -> Replica:
         return kind(
             self._settings, self._policy, self._order, self._events,
             now_s=lambda: self._now_s,
@@ -238,18 +238,18 @@ class Simulation:
     # members -----------------------------------------------------------------------------------------------------
     def _resize(self, instances: int) -> None:
         """Make ``instances`` ready: add new ones, drain those beyond."""
-        wanted = {spec.instance_id: spec for spec in map(self._described, range(instances))}
+        wanted = {spec.instance_id: spec for spec in map(self._describe_instance, range(instances))}
         for instance_id, spec in wanted.items():
             if instance_id not in self._cluster.engines:
-                self._renew(spec)
+                self._start_engine(spec)
         for replica in self.replicas:
             replica.resize(wanted, {name: self._tiers_of(name) for name in wanted})
 
     def _tiers_of(self, instance_id: str) -> InstanceTiers:
         return self._engines[instance_id].instance_tiers(instance_id if self._scenario.pulls else None)
 
-    def _made_elastic(self, autoscale: Autoscale) -> SimulatedAutoscaler:
-        spares = list(map(self._described, range(self._scenario.instances, autoscale.most)))
+    def _make_autoscaler(self, autoscale: Autoscale) -> SimulatedAutoscaler:
+        spares = list(map(self._describe_instance, range(self._scenario.instances, autoscale.most)))
         (replica,) = self.replicas
         replica.waiting |= {spec.instance_id: 0 for spec in spares}
         return SimulatedAutoscaler(
@@ -259,18 +259,18 @@ class Simulation:
             order=self._order,
             events=self._events,
             spares=spares,
-            renew=self._renew,
+            start_engine=self._start_engine,
             arrived=lambda: len(self._places),
             waiting=lambda: 0 if self._waiting_room is None else self._waiting_room.waiting,
         )
 
-    def _described(self, index: int) -> InstanceSpec:
+    def _describe_instance(self, index: int) -> InstanceSpec:
         """The instance of this number, from 0, whose engine is known from now on."""
         spec = self._scenario.spec(index)
         self._engines[spec.instance_id] = self._settings.engine_of(index)
         return spec
 
-    def _renew(self, spec: InstanceSpec) -> None:
+    def _start_engine(self, spec: InstanceSpec) -> None:
         engine = self._engines[spec.instance_id]
         self._cluster.add(spec.instance_id, replace(engine, kv_capacity_tokens=spec.kv_capacity_tokens))
 
@@ -278,7 +278,7 @@ class Simulation:
         """The engine dies, with what it computed: every request that it holds fails, and those that come are refused
         until it is back. The members do not change: no worker checks the health of engines here."""
         self._dead.add(instance_id)
-        self._renew(self.replicas[0].pool.members.instances[instance_id])
+        self._start_engine(self.replicas[0].pool.members.instances[instance_id])
         for replica in self.replicas:
             replica.waiting[instance_id] = 0
         for machine in [machine for replica in self.replicas for machine in replica.requests.live.values()]:
@@ -305,7 +305,7 @@ class Simulation:
         now_s = self._now_s
         request, number = self._trace.requests[place], len(self._places)
         self._places.append(place)
-        if self._skipped is None and self._counts(number):
+        if self._skipped is None and self._is_measured(number):
             self._skipped = number
             self._watch.at_first = self._watch.counters()
         if self._arrivals.over:
@@ -354,7 +354,7 @@ class Simulation:
             self._seen_last = True
             self._watch.at_last = self._watch.counters()
 
-    def _counts(self, number: int) -> bool:
+    def _is_measured(self, number: int) -> bool:
         """Whether the request that arrives now as this number is the first of the results, or a later one."""
         scenario = self._scenario
         return number >= scenario.skip_requests and self._now_s >= self._arrivals.first_s + scenario.skip_s

@@ -41,7 +41,7 @@ local pack, unpack_from = struct.pack, struct.unpack
 local FIRST_REQUEST = 3
 
 -- Of the call.
-local now_ms, met, replies, versions, options
+local now_ms, leased, replies, versions, options
 
 -- Of the request that is placed at the moment.
 local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded, offers
@@ -276,8 +276,8 @@ local function enter_chosen(request, resident, told, head)
     end
   end
   instances.write(instance)
-  if not met[placement.told.replica_id] then
-    met[placement.told.replica_id] = true
+  if not leased[placement.told.replica_id] then
+    leased[placement.told.replica_id] = true
     leases.lease_first(placement.told.replica_id, now_ms)
   end
   for _, offer in ipairs(placement.rebalances and best.missed and { best, second } or {}) do
@@ -396,7 +396,7 @@ local function place_all(placements)
 end
 
 local function place_requests(at_ms)
-  now_ms, met, replies = at_ms, {}, {}
+  now_ms, leased, replies = at_ms, {}, {}
   versions = call('HMGET', keys.meta, 'epoch', 'tree_version')
   options = weighing.options_from(ARGV[2])
   local placements = {}

@@ -37,10 +37,10 @@ class KvClaims(Changes):
         key, now_ms = self._keys.subscribers, await self._calls.now_ms()
         if lease_ms > 0:
             lease = ReplicaInfo(worker_id, now_ms + lease_ms, lease_ms, {})
-            beaten: Command = ("HSET", key, worker_id, codec.text_of(lease))
+            renewed: Command = ("HSET", key, worker_id, codec.text_of(lease))
         else:
-            beaten = ("HDEL", key, worker_id)
-        await self._make(Change((beaten,)))
+            renewed = ("HDEL", key, worker_id)
+        await self._make(Change((renewed,)))
         known = codec.replicas_from(codec.pairs_from(await self._calls.command("HGETALL", key)))
         ended = [each.replica_id for each in known if not each.is_alive(now_ms)]
         if ended:

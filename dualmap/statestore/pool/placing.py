@@ -146,13 +146,13 @@ def _number_of(option: Weighing, options: dict[bytes, int], texts: OptionTexts) 
 def _option_json(option: Weighing) -> bytes:
     cost, ttft, missed = option.weights
     forms = {"cost": cost, "ttft": ttft, "missed": missed, "decider": option.decider}
-    terms: dict[str, object] = {"leg": option.leg} | {name: _placed(form) for name, form in forms.items()}
+    terms: dict[str, object] = {"leg": option.leg} | {name: _sparse(form) for name, form in forms.items()}
     if option.beyond_from_s is not None:
         terms |= {"beyond": option.beyond_from_s, "roles": option.roles}
     return orjson.dumps(terms)
 
 
-def _placed(form: Form) -> list[float]:
+def _sparse(form: Form) -> list[float]:
     """The weights that are not 0, each behind the place of its feature."""
     return [each for place, weight in enumerate(form, 1) if weight for each in (place, weight)]
 

@@ -283,7 +283,8 @@ class PoolStore(Changes):
         for replica_id, text in owners.items():
             lease = codec.lease_of(replica_id, text)
             if lease is None or not lease.is_alive(now_ms):
-                yield ("HSET", self._keys.replicas, replica_id, codec.text_of(ReplicaInfo.met(replica_id, now_ms)))
+                first = codec.text_of(ReplicaInfo.first_seen(replica_id, now_ms))
+                yield ("HSET", self._keys.replicas, replica_id, first)
 
     # what is read -------------------------------------------------------------------------------------
     @checks_replies

@@ -33,7 +33,7 @@ _ATTRIBUTES: Final = {"prefill_tokens_per_s": "tokens_per_s"} | {name: f"told.{n
 request."""
 
 
-def _placed(_: type[Any], given: Mapping[str, str]) -> str:
+def _by_place(_: type[Any], given: Mapping[str, str]) -> str:
     """The figures of a form by their places: a weighted sum goes through the few that count."""
     return "return { " + ", ".join([given.get(name, "0") for name in Form._fields]) + " }\n"
 
@@ -46,7 +46,7 @@ def _added(_: type[Any], given: Mapping[str, str]) -> str:
 
 def rules_module() -> str:
     """The text of the module."""
-    functions = [Translation(_ATTRIBUTES, _placed).function(each) for each in RULES]
+    functions = [Translation(_ATTRIBUTES, _by_place).function(each) for each in RULES]
     counting = Translation(_ATTRIBUTES, _added, RULES)
     functions += [counting.function(each, name, ("instance", "sign")) for name, each in COUNTING.items()]
     returned = ", ".join([f"{name} = {name}" for name in (*(rule.__name__ for rule in RULES), *COUNTING)])

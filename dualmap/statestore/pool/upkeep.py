@@ -225,7 +225,7 @@ class Upkeep(Changes):
         found, now_ms = await self._all_of(key), await self._calls.now_ms()
         for name, text in found.items():
             if not is_readable(partial(_entry, name, text, codec.replica_from)):
-                met = codec.text_of(ReplicaInfo.met("", now_ms)) if is_readable(name.decode) else None
+                met = codec.text_of(ReplicaInfo.first_seen("", now_ms)) if is_readable(name.decode) else None
                 mended += await self._replace(key, {name: text}, met, fence)
         return mended
 

@@ -64,9 +64,8 @@ def only_live(gateway: Gateway) -> Any:
 
 
 async def finished(task: asyncio.Task[None], gateway: Gateway) -> None:
-    await settle()
-    assert task.done()
-    await task
+    async with asyncio.timeout(20):
+        await task
     assert gateway.leaves_nothing()
     await settle()
     pool = gateway.runtime.pools.pools["default"]

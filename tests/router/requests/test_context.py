@@ -24,28 +24,28 @@ class Request:
 
 def test_the_limit_is_kept_and_leaving_makes_room() -> None:
     live, first = LiveRequests(limit=1), Request("a")
-    live.admit(first)
+    live.enter(first)
     with pytest.raises(ReplicaFullError):
-        live.admit(Request("b"))
+        live.enter(Request("b"))
 
     live.leave(first)
     live.leave(first)
 
-    live.admit(Request("b"))
+    live.enter(Request("b"))
     assert list(live) != []
     assert "b" in live
 
 
 def test_leaving_never_removes_a_namesake() -> None:
     live, mine = LiveRequests(limit=5), Request("same")
-    live.admit(mine)
+    live.enter(mine)
     live.leave(Request("same"))
     assert "same" in live
 
 
 def test_a_renamed_request_is_known_by_its_new_name_alone() -> None:
     live, request = LiveRequests(limit=5), Request("old")
-    live.admit(request)
+    live.enter(request)
 
     live.rename(request, "new")
 
@@ -59,7 +59,7 @@ def test_a_renamed_request_is_known_by_its_new_name_alone() -> None:
 def test_it_can_be_walked_while_requests_leave() -> None:
     live = LiveRequests(limit=5)
     for name in "abc":
-        live.admit(Request(name))
+        live.enter(Request(name))
 
     for request in live:
         live.leave(request)
