@@ -52,9 +52,10 @@ class Outbox:
         self._clock = clock
         self._arrival: asyncio.Future[None] | None = None
         """The future by which ``run`` waits while nothing is posted: a future costs a request less than an event."""
-        self._owed = 0
+        self._under_way: Sequence[_Posted] = ()
+        """Releases that are being delivered."""
         self._settled = asyncio.Event()
-        """Set when nothing is owed any more, for those that ``flush``."""
+        """Set when all that was posted is settled, for those that ``flush``."""
         self._flushed_by = 0
         self.dropped = dropped or Counter()
 
@@ -71,7 +72,6 @@ class Outbox:
                 settled()
             return
         posted.append((release, settled))
-        self._owed += 1
         if arrival is not None:
             self._arrival = None
             if not arrival.done():  # as it is where ``run`` was cancelled
@@ -83,7 +83,7 @@ class Outbox:
             while not self._posted:
                 self._arrival = asyncio.get_running_loop().create_future()
                 await self._arrival
-            posted = self._next_posted()
+            posted = self._under_way = self._next_posted()
             try:
                 await self._deliver_all([release for release, _ in posted])
             finally:
@@ -91,8 +91,8 @@ class Outbox:
                     if settled is not None:
                         settled()
                 # This runs when cancelled, too: ``flush`` must not wait for what nobody delivers any more.
-                self._owed -= len(posted)
-                if self._flushed_by and self._owed == 0:
+                self._under_way = ()
+                if self._flushed_by and not self._posted:
                     self._settled.set()
 
     def _next_posted(self) -> Sequence[_Posted]:
@@ -136,7 +136,7 @@ class Outbox:
         """Wait until everything posted has been delivered, refused or dropped."""
         self._flushed_by += 1
         try:
-            while self._owed:
+            while self._posted or self._under_way:
                 self._settled.clear()
                 await self._settled.wait()
         finally:

@@ -211,7 +211,7 @@ class LiveRequest:
         machine = self.machine
         if machine.leg is _WHOLE:
             output_tokens = machine.spec.expected_output_tokens
-            self.pool.contexts_ahead.sent(machine.instance_id, self.request_id, chain, output_tokens)
+            self.pool.contexts_ahead.sent(machine.instance_id, machine.request_id, chain, output_tokens)
 
     def first_token(self) -> None:
         """Report the first token of its instance. Never waits; repetitions change nothing."""
@@ -383,7 +383,7 @@ class LiveRequest:
         self.pool.evictable.evict(rule, self.machine.spec.claim.class_rank, effect.instance_id, effect.shortage)
 
     def _leave_instance(self, effect: LeaveInstance) -> None:
-        self.pool.contexts_ahead.over(effect.instance_id, self.request_id)
+        self.pool.contexts_ahead.over(effect.instance_id, self.machine.request_id)
         if self.on_evict is not None:
             self.pool.evictable.remove(effect.instance_id, self)
         if self._timer is not None:
@@ -413,12 +413,12 @@ class LiveRequest:
                 release.request_id, release.instance_id, note=self.machine.ttft_sample(), seen=release.seen
             )
         if post.last:
-            settled = self.context.live.releasing(self.request_id)
+            settled = self.context.live.releasing(self.machine.request_id)
         self.pool.outbox.post(release, settled)
 
     # effects with an answer --------------------------------------------------------------------------------------
     async def _reserve(self, effect: Reserve) -> Event:
-        pool, request_id = self.pool, self.request_id
+        pool, request_id = self.pool, self.machine.request_id
         placing = pool.grant_waiters.placing
         placing[request_id] = None
         try:
