@@ -103,10 +103,22 @@ def until(probe: Any, what: str, within_s: float) -> None:
         time.sleep(0.1)
 
 
+def answers(url: str) -> bool:
+    try:
+        return bool(call(f"{url}/v1/models"))
+    except OSError:
+        return False
+
+
 def loaded(endpoint: str) -> dict[str, list[str]]:
     """The instances that each registered adapter is loaded on."""
     rows = call(f"{endpoint}/admin/adapters")["adapters"]
     return {row["adapter"]: row["registered"]["loaded"] for row in rows if row["registered"]}
+
+
+def has_its_own(endpoint: str, instance_id: str) -> bool:
+    rows = [row["registered"] for row in call(f"{endpoint}/admin/adapters")["adapters"] if row["registered"]]
+    return all(instance_id in row["loaded"] for row in rows if instance_id in row["homes"])
 
 
 def instances(endpoint: str) -> dict[str, Any]:
@@ -136,8 +148,9 @@ def measure(fleet: FleetProcess, adapters: int, rounds: int) -> list[tuple[str, 
         until(lambda h=hit, k=killed_s: all(each.next_first_token_s(k) for each in h), "they answer again", READY_S)
         times = [each.next_first_token_s(killed_s) or 0.0 for each in hit]
         found.append((dead, len(hit), median(times), max(times)))
+        until(lambda u=url: answers(u), "its port is open again", READY_S)
         until(lambda d=dead: instances(endpoint)[d]["state"] == "ready", "it is back", READY_S)
-        until(lambda d=dead, w=where: all(d in loaded(endpoint)[n] for n in w if d in w[n]), "it has them", READY_S)
+        until(lambda d=dead: has_its_own(endpoint, d), "it has the adapters whose home it is", READY_S)
     for client in clients:
         client.ended.set()
     for client in clients:

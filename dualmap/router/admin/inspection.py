@@ -18,6 +18,7 @@ from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
 from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.runs.turn import RunRecord
+from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.registered_adapters import Step, homes_of, step_for
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
@@ -151,7 +152,8 @@ def _registered(pool: ServedPool, name: str, failures: Mapping[tuple[str, str], 
     record, view = pool.view.adapters.get(name), pool.view.view
     if record is None or not record.is_registered:
         return None
-    steps = {each: step_for(spec, name, record) for each, spec in view.instances.items()}
+    serving = {each: spec for each, spec in view.instances.items() if spec.state in SERVING}
+    steps = {each: step_for(spec, name, record) for each, spec in serving.items()}
     return {
         "path": record.path,
         "base": record.base or pool.settings.model,
@@ -160,7 +162,7 @@ def _registered(pool: ServedPool, name: str, failures: Mapping[tuple[str, str], 
         "generation": record.generation,
         "since_ms": record.since_ms,
         "homes": sorted(homes_of(view, pool.settings.model, name)),
-        "loaded": [each for each, spec in view.instances.items() if spec.lists(name) and steps[each] is None],
+        "loaded": [each for each, spec in serving.items() if spec.lists(name) and steps[each] is None],
         "outdated": [each for each, step in steps.items() if step is Step.REPLACE],
         "failed": {each: note.text for (each, failed), note in failures.items() if failed == name},
     }

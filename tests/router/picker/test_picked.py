@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, Te
 from dualmap.scheduling.request.machine import Phase
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.statestore.memory import MemoryStore
 from tests.router.http.kit import eventually
 from tests.router.picker.streams import (
@@ -37,7 +39,9 @@ from tests.router.picker.streams import (
     prompt,
     trailers,
 )
+from tests.router.reached_adapters import serve
 from tests.router.tools import spec
+from tests.support.adapter_servers import AdapterServers
 from tests.support.manual_clock import ManualClock, settle
 from tests.support.signed_tokens import OTHER_RSA_KEY, RSA_KEY, jwk, jwks, token
 
@@ -361,6 +365,27 @@ async def test_one_choice_is_named_where_the_gateway_takes_one(start_runtime: St
     stream, task = gateway.open(head(), prompt())
     await settle()
     assert len(stream.addresses) == 1
+    stream.end()
+    await finished(task, gateway)
+
+
+async def test_the_gateway_is_given_the_instance_that_has_loaded_the_adapter_alone(
+    start_runtime: StartRuntime, clock: ManualClock
+) -> None:
+    """It would send the request to a second choice before that has loaded it."""
+    servers, hosts = AdapterServers(), {name: address.partition(":")[0] for name, address in ADDRESSES.items()}
+    servers.add(*hosts.values())
+    runtime = await start_runtime(instances=tuple(replace(each, models={"default": ""}) for each in MEMBERS))
+    pool, sql = serve(runtime, servers, clock), RegisteredAdapter("/adapters/sql")
+    await pool.store.adapters.change("sql", lambda former, known: sql)
+    await pool.view.refresh()
+    gateway = Gateway(runtime)
+    stream, task = gateway.open(head(), prompt(model="sql"))
+    await settle(80)
+
+    (address,) = stream.addresses
+    having = {host for host, server in servers.of.items() if "sql" in server.adapters}
+    assert having == {address.partition(":")[0]}
     stream.end()
     await finished(task, gateway)
 

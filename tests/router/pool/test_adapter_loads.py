@@ -16,7 +16,7 @@ from dualmap.router.replica.runtime import Runtime
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.scheduling.state.registered_adapters import AdapterState, RegisteredAdapter
+from dualmap.scheduling.state.registered_adapters import AdapterState, RegisteredAdapter, Step
 from tests.router import tools
 from tests.router.reached_adapters import serve
 from tests.support.adapter_servers import AdapterServers
@@ -87,6 +87,23 @@ async def test_requests_that_wait_for_one_load_share_it(runtime: Runtime, server
 
     homes = {live.machine.instance_id for live in placed}
     assert all(len(servers.of[home].calls) == 1 for home in homes)
+
+
+async def test_the_wait_for_a_load_is_explained(runtime: Runtime, servers: AdapterServers, clock: Any) -> None:
+    pool, goes = runtime.pools.pools["default"], asyncio.Event()
+    await register(pool)
+    for each in servers.of.values():
+        each.goes = goes
+    placing = asyncio.create_task(runtime.intake.place(tools.request(model="sql", request_id="one")))
+    await tools.settle(80)
+    clock.now_s += 1.5
+    goes.set()
+    (await placing).finish(Outcome.COMPLETED)
+
+    explained = runtime.context.decisions.get("one")
+    assert explained is not None
+    assert explained.to_dict()["adapter_wait_s"] == 1.5
+    assert runtime.context.metrics.pools["default"].adapter_steps[Step.LOAD, True].value == 1
 
 
 async def test_an_instance_that_does_not_load_it_is_left_for_another_one_and_blamed_for_nothing(
