@@ -26,6 +26,7 @@
 #define MAX_DEPTH 24    /* of what is passed over in a message */
 #define MAX_DIGITS 15   /* of a number, before its point and behind it */
 #define MAX_FIELDS 64   /* of an object whose fields are sorted */
+#define MAX_STRING (60 << 10) /* of what is no text: readers of long bodies have other forms for longer ones */
 #define MAX_LISTS 4     /* places where the list may begin; of listed_json.py */
 
 enum { CHAT, MESSAGES, RESPONSES };
@@ -42,6 +43,7 @@ typedef struct {
 typedef struct {
     const uint8_t *at, *end; /* what is not read yet */
     uint8_t *out;            /* what comes next is written here; there is room for as much as is read, and for a step */
+    Py_ssize_t parts;        /* parts that were read */
     int api;
 } Reader;
 
@@ -293,7 +295,7 @@ static int read_name(Reader *reader, Span *name) {
         return 0;
     name->data = begin;
     name->len = (size_t)(reader->at - 1 - begin);
-    return memchr(begin, '\\', name->len) == NULL;
+    return name->len <= MAX_STRING && memchr(begin, '\\', name->len) == NULL;
 }
 
 static int pass_value(Reader *reader, int depth);
@@ -440,7 +442,7 @@ static int write_value(Reader *reader, int depth) {
         return write_array(reader, depth - 1);
     if (*begin == '"') {
         *reader->out++ = '"';
-        if (!read_string(reader, JSON))
+        if (!read_string(reader, JSON) || reader->at - begin > MAX_STRING)
             return 0;
         *reader->out++ = '"';
         return 1;
@@ -493,6 +495,7 @@ static int write_content(Reader *reader, Span role) {
     int is_first = 1, found, parts = 0;
     while ((found = next_value(reader, &is_first)) > 0) {
         uint8_t *before = reader->out;
+        reader->parts++;
         if (parts)
             *reader->out++ = '\n';
         begin = reader->out;
@@ -600,7 +603,7 @@ static PyObject *frame_of(Span body, const uint8_t *begin, const uint8_t *end, S
 }
 
 static PyObject *read_list(Span body, Span quoted, Span only, int api) {
-    Reader reader = {body.data, body.data + body.len, NULL, api};
+    Reader reader = {body.data, body.data + body.len, NULL, 0, api};
     if (!pass_to_list(&reader, quoted))
         Py_RETURN_NONE;
     const uint8_t *begin = reader.at, *end;
@@ -626,6 +629,70 @@ static PyObject *read_list(Span body, Span quoted, Span only, int api) {
     Py_RETURN_NONE;
 }
 
+/* Adds a place behind a message: messages and parts before it, where it is in the body, and bytes of the text. */
+static int add_place(PyObject *places, Py_ssize_t messages, const Reader *reader, const uint8_t *body, const uint8_t *text) {
+    Py_ssize_t end = reader->at - body, written = reader->out - text;
+    PyObject *place = Py_BuildValue("(nnnn)", messages, reader->parts, end, written);
+    if (place == NULL)
+        return -1;
+    int failed = PyList_Append(places, place);
+    Py_DECREF(place);
+    return failed;
+}
+
+/* Reads messages from one's begin to the list's end; notes a place about every ``stretch`` bytes, and the end. */
+static PyObject *read_items(Span body, Py_ssize_t begin, Py_ssize_t stretch, int api) {
+    Reader reader = {body.data + begin, body.data + body.len, NULL, 0, api};
+    uint8_t *text = malloc((size_t)(reader.end - reader.at) + 2 * STEP);
+    PyObject *places = PyList_New(0), *made = NULL;
+    if (text == NULL || places == NULL) {
+        PyErr_NoMemory();
+        goto done;
+    }
+    reader.out = text;
+    Py_ssize_t messages = 0;
+    const uint8_t *noted = reader.at;
+    int is_plain, is_last = 0;
+    do {
+        is_plain = write_message(&reader);
+        messages++;
+        Reader ahead = reader;
+        pass_blanks(&ahead);
+        is_last = is_next(&ahead, ']');
+        if (is_plain && (is_last || reader.at - noted >= stretch)) {
+            if (add_place(places, messages, &reader, body.data, text) < 0)
+                goto done;
+            noted = reader.at;
+        }
+        if (!is_last && !pass(&reader, ','))
+            is_plain = 0;
+    } while (is_plain && !is_last);
+    if (is_plain) {
+        made = Py_BuildValue("(y#O)", (const char *)text, (Py_ssize_t)(reader.out - text), places);
+    } else {
+        Py_INCREF(Py_None);
+        made = Py_None;
+    }
+done:
+    free(text);
+    Py_XDECREF(places);
+    return made;
+}
+
+static PyObject *plain_items(PyObject *Py_UNUSED(module), PyObject *args) {
+    Span body;
+    Py_ssize_t body_len, begin, stretch;
+    int api;
+    if (!PyArg_ParseTuple(args, "y#nni", &body.data, &body_len, &begin, &stretch, &api))
+        return NULL;
+    if (begin < 0 || begin > body_len) {
+        PyErr_SetString(PyExc_ValueError, "the first message is beyond the body");
+        return NULL;
+    }
+    body.len = (size_t)body_len;
+    return read_items(body, begin, stretch, api);
+}
+
 static PyObject *plain_list(PyObject *Py_UNUSED(module), PyObject *args) {
     Span body, quoted, only;
     Py_ssize_t body_len, quoted_len, only_len;
@@ -639,6 +706,7 @@ static PyObject *plain_list(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef functions[] = {
+    {"plain_items", plain_items, METH_VARARGS, NULL},
     {"plain_list", plain_list, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -56,3 +56,24 @@ def plain_list(body: bytes, api: Api, only: bytes, *, native: Any = NATIVE) -> P
     """
     found = None if native is None else native.plain_list(body, _QUOTED[api], only, api)
     return None if found is None else PlainList(*found)
+
+
+class PlainPlace(NamedTuple):
+    """A place behind a message."""
+
+    messages: int
+    parts: int
+    """Content parts of the messages before it."""
+    end: int
+    """Bytes of the body up to there."""
+    written: int
+    """Bytes of the text up to there."""
+
+
+def plain_items(
+    body: bytes, begin: int, stretch_bytes: int, api: Api, *, native: Any = NATIVE
+) -> tuple[bytes, list[PlainPlace]] | None:
+    """The messages of a list from the one on that begins there, as a prompt has them, and places behind messages about
+    every so many bytes; the last one is behind the last message. None as for ``plain_list``."""
+    found = None if native is None else native.plain_items(body, begin, stretch_bytes, api)
+    return None if found is None else (found[0], [PlainPlace(*each) for each in found[1]])

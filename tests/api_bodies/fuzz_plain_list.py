@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.json_body import read_json
-from dualmap.api_bodies.listed_json import read_frame
+from dualmap.api_bodies.listed_json import items_begin, next_item, read_frame
 from dualmap.api_bodies.messages_api import chat_of_message
-from dualmap.api_bodies.plain_list import NAMES, Api, plain_list
+from dualmap.api_bodies.plain_list import NAMES, Api, plain_items, plain_list
 from dualmap.api_bodies.prompt import chat_prompt
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.scheduling.prompts.blocks import TextPrompt
@@ -122,6 +122,7 @@ def is_read_right(extension: Any, body: bytes, api: Api) -> bool:
     if found is None:
         return False
     name = NAMES[api]
+    assert _is_read_alike_by_places(extension, body, api, found.text)
     try:
         fields = read_frame(found.frame, name, ONLY)
         head = _prompt(api, {**fields, name: [{"role": "user", "content": ""}]})
@@ -134,6 +135,20 @@ def is_read_right(extension: Any, body: bytes, api: Api) -> bool:
     prompt = _prompt(api, whole)
     assert not prompt.unread and prompt.media_at is None
     assert prompt.data == head.data.removesuffix(b"\xffuser\xfe") + found.text
+    return True
+
+
+def _is_read_alike_by_places(extension: Any, body: bytes, api: Api, text: bytes) -> bool:
+    begin = items_begin(body, NAMES[api])
+    for stretch_bytes in (1, 100, 1 << 20):
+        found = plain_items(body, begin, stretch_bytes, api, native=extension)
+        if found is None or found[0] != text or found[1][-1].written != len(text):
+            return False
+        for place in found[1][:-1]:  # each is behind a message: the rest is read from the next one on
+            at = next_item(body, place.end)
+            rest = None if at is None else plain_items(body, at, 1 << 20, api, native=extension)
+            if rest is None or text[: place.written] + rest[0] != text:
+                return False
     return True
 
 

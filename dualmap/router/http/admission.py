@@ -47,6 +47,7 @@ from dualmap.router.prompts.inference_request import (
     SCHEDULED_PATHS,
     InferenceRequest,
     SentPrompt,
+    TokenSource,
     is_marked_for_another,
     is_response_of,
     storing_instance,
@@ -57,6 +58,7 @@ from dualmap.router.prompts.token_bounds import passed_on_tokens, unread_tokens
 from dualmap.router.steps import without_pause
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
+from dualmap.scheduling.prompts.blocks import TextPrompt
 from dualmap.scheduling.settings import MAX_SLO_S
 
 log = logging.getLogger(__name__)
@@ -255,6 +257,11 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UnreadableJsonError("the body is no JSON object")
     return value
+
+
+def token_source(path: str, body: bytes, prompt: TextPrompt) -> TokenSource:
+    """The source of a prompt's tokens, of a body that was read without an object for each message."""
+    return TokenSource(path, json_object(body), {}, prompt)
 
 
 def unread_request(request: ClientRequest, request_id: str, why: str, model: str = "") -> InferenceRequest:

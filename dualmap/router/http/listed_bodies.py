@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import xxhash
 
+from dualmap.api_bodies import listed_json
 from dualmap.api_bodies.json_body import UnreadableJsonError, read_json
 from dualmap.api_bodies.listed_json import (
     JsonBound,
@@ -26,22 +28,36 @@ from dualmap.api_bodies.listed_json import (
     read_frame,
     stretches,
 )
+from dualmap.api_bodies.plain_list import Api, PlainPlace, plain_items
 from dualmap.api_bodies.prompt import LongTexts
-from dualmap.router.http.admission import LONG_BODY_BYTES, content_encoding, inference_request_of
+from dualmap.router.http.admission import LONG_BODY_BYTES, content_encoding, inference_request_of, token_source
 from dualmap.router.http.body_edits import json_model_span
 from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
 from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.kept import Kept
-from dualmap.router.prompts.inference_request import InferenceRequest
+from dualmap.router.prompts.inference_request import CHAT_PATH, InferenceRequest
 from dualmap.router.prompts.known_bodies import KnownBodies, Listed, ListHashes, Mark
-from dualmap.router.prompts.listed_prompt import LISTS, Head, ItemEnd, ListedBody, listed_prompt
+from dualmap.router.prompts.listed_prompt import (
+    LISTS,
+    STANDS_FOR_ALL,
+    Head,
+    ItemEnd,
+    ListedBody,
+    ListedPrompt,
+    PlainBody,
+    listed_prompt,
+    plain_prompt,
+)
+from dualmap.scheduling.prompts.blocks import TextPrompt
 from dualmap.scheduling.values import record, value
 
 _ONLY: Final = secrets.token_hex(16)
 
 MAX_FRAME_BYTES: Final = 16 << 20
 """Most memory for the objects around lists: some 80 with tools of 40 KB."""
+MAX_PLAIN_BYTES: Final = 1 << 20
+"""Most bytes of messages that are read in C at once: about a millisecond's work."""
 _VALUE_BYTES: Final = 200
 _TEXT_FACTOR: Final = 5
 """Upper bounds of the memory of a value, and of text by its bytes."""
@@ -124,6 +140,12 @@ class ListedBodies:
         at = begin if start is None else next_item(body, begin + start.end)
         if at is None:
             raise UnlistedError("nothing is new")
+        plain = None
+        if request.path == CHAT_PATH and len(body) - at <= MAX_PLAIN_BYTES:
+            plain = plain_items(body, at, listed_json.STRETCH_BYTES, Api.CHAT)
+        if plain is not None:
+            with suppress(UnlistedError):
+                return (yield from self._read_plain(request, request_id, listing, start, at, *plain, at_once=at_once))
         bound = JsonBound()
         items: list[Any] = []
         long_texts: dict[str, bytes] = {}
@@ -147,6 +169,42 @@ class ListedBodies:
         long_texts |= frame.long_texts
         listed = ListedBody(request.path, fields, long_texts, ends, start, frame.head)
         found = listed_prompt(listed, max_parts=self._max_prompt_parts)
+        return self._completed(request, request_id, listing, start, at, frame, fields, long_texts, found)
+
+    def _read_plain(
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, at: int,
+        text: bytes, places: Sequence[PlainPlace], *, at_once: bool,
+    ) -> Generator[int, None, InferenceRequest]:  # fmt: skip
+        """The request of a chat whose messages from ``at`` on are plain, and were read.
+
+        Raises:
+            UnlistedError: it is not to be read so.
+        """
+        body, begin = request.body, listing.begin
+        yield 2 * len(text)
+        bound, ends = JsonBound(), []
+        for place in places:
+            bound += bound_of(body[at : place.end])
+            ends.append((place, bound))
+            at = place.end
+        frame = yield from self._frame(frame_bytes(body, begin, at, _ONLY), listing, at_once=at_once)
+        self._check(bound + frame.bound if start is None else bound + frame.bound + start.counted.bound)
+        fields = {**frame.fields, listing.name: [STANDS_FOR_ALL]}
+        plain = PlainBody(fields, frame.long_texts, text, ends, begin, start, frame.head)
+        found = plain_prompt(plain, max_parts=self._max_prompt_parts)
+        sent = found.sent
+        if sent.source is not None:
+            assert isinstance(sent.prompt, TextPrompt)
+            sent.late_source = partial(token_source, request.path, body, sent.prompt)
+            sent.source = None
+        return self._completed(request, request_id, listing, start, at, frame, fields, frame.long_texts, found)
+
+    def _completed(
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, at: int, frame: Frame,
+        fields: dict[str, Any], long_texts: LongTexts, found: ListedPrompt | None,
+    ) -> InferenceRequest:  # fmt: skip
+        """The request with this prompt, whose list ends at ``at``; what was learned of it is kept once it is hashed."""
+        body, begin = request.body, listing.begin
         prompt = None if found is None else found.sent
         read = inference_request_of(
             request, request_id, fields, prompt, long_texts, trusts_transfers=self._trusts_transfers

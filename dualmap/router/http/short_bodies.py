@@ -18,10 +18,10 @@ from dualmap.router.http.admission import (
     MAX_PROMPT_PARTS,
     check_responses,
     is_form,
-    json_object,
     read_at_once,
     read_head,
     said_by,
+    token_source,
 )
 from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled, names_of
 from dualmap.router.http.request_reader import ClientRequest
@@ -32,7 +32,6 @@ from dualmap.router.prompts.inference_request import (
     RESPONSES_PATH,
     InferenceRequest,
     SentPrompt,
-    TokenSource,
 )
 from dualmap.router.prompts.prompt import sent_prompt
 from dualmap.scheduling.prompts.blocks import TextPrompt
@@ -151,14 +150,10 @@ def _new_frame(request: ClientRequest, text: bytes, api: Api, trusts_transfers: 
 def _read_with(frame: Frame, request: ClientRequest, request_id: str, text: bytes) -> InferenceRequest:
     """The request of a client with this frame around its messages."""
     prompt = TextPrompt(frame.head + text if frame.head else text)
-    late = partial(_token_source, request.path, request.body, prompt) if frame.is_tokenizable else None
+    late = partial(token_source, request.path, request.body, prompt) if frame.is_tokenizable else None
     read = replaced(frame.read, request_id=request_id, prompt=replaced(frame.sent, prompt=prompt, late_source=late))
     read_head(read, request, frame.fields)
     return read
-
-
-def _token_source(path: str, body: bytes, prompt: TextPrompt) -> TokenSource:
-    return TokenSource(path, json_object(body), {}, prompt)
 
 
 _MOST_PARTS: Final = LONG_BODY_BYTES // len(b'{"role":""},')

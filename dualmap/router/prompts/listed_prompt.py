@@ -16,12 +16,13 @@ from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.json_body import UnreadableJsonError
 from dualmap.api_bodies.listed_json import JsonBound, UnlistedError
 from dualmap.api_bodies.messages_api import chat_of_message
+from dualmap.api_bodies.plain_list import PlainPlace
 from dualmap.api_bodies.prompt import LongTexts, Place, chat_prompt
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.prompts.inference_request import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, SentPrompt
 from dualmap.router.prompts.known_bodies import Counted, Mark, NewMark
 from dualmap.router.prompts.prompt import output_limit, sent_as, shows_its_text
-from dualmap.scheduling.prompts.blocks import ContinuedText, Piece, joined, size_of
+from dualmap.scheduling.prompts.blocks import ContinuedText, Piece, TextPrompt, joined, size_of
 from dualmap.scheduling.values import value
 
 LISTS: Final = {CHAT_PATH: "messages", MESSAGES_PATH: "messages", RESPONSES_PATH: "input"}
@@ -121,6 +122,73 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
     )
     marks = [*_marks(body, messages, begins, places, pieces[before:])]
     return ListedPrompt(sent, head.digest, kept_head, marks)
+
+
+@value
+class PlainBody:
+    """A chat of plain messages, of which those behind a mark were read, or all."""
+
+    fields: Mapping[str, Any]
+    """Its fields; the list has one message that stands for all."""
+    long_texts: LongTexts
+    text: bytes
+    """The messages that were read, as a prompt has them."""
+    ends: Sequence[tuple[PlainPlace, JsonBound]]
+    """Places behind messages, with figures of those that were read before each."""
+    begin: int
+    """The place of the list's first item in the body."""
+    start: Mark | None
+    head: Head | None = None
+
+
+STANDS_FOR_ALL: Final = {"role": "user", "content": "."}
+"""A message that stands for all messages of a chat."""
+_STANDS_RENDERED: Final = b"\xffuser\xfe."
+
+
+def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
+    """The prompt of such a chat.
+
+    Raises:
+        UnlistedError: it is not to be read so.
+    """
+    start, head, fields, before = body.start, body.head, body.fields, b""
+    if start is None or head is None:
+        try:
+            prompt = chat_prompt(fields, body.long_texts, max_parts=max_parts)
+        except (PromptError, UnreadableJsonError, RecursionError) as error:
+            raise UnlistedError(str(error)) from error
+        if prompt.unread:
+            raise UnlistedError("its tools are of an unknown form")
+        before = prompt.data.removesuffix(_STANDS_RENDERED)
+        head = Head(xxhash.xxh3_128_intdigest(before), 0)
+    known = Counted() if start is None else start.counted
+    last, _ = body.ends[-1]
+    if max(known.messages + last.messages, known.parts + last.parts) > max_parts:
+        raise UnlistedError("it has too many parts")
+    if start is None:
+        sent = sent_as(CHAT_PATH, fields, TextPrompt(before + body.text), body.long_texts)
+        assert sent is not None
+    else:
+        if head.digest != start.run.head:
+            raise UnlistedError("it is not what was known, continued")
+        salt = fields.get("cache_salt")
+        sent = SentPrompt(
+            ContinuedText(start.known, (body.text,)),
+            salt if isinstance(salt, str) else None,
+            shows_its_text(fields),
+            output_limit(CHAT_PATH, fields),
+        )
+    size = len(before) if start is None else start.known.size
+    marks = [
+        NewMark(
+            place.end - body.begin,
+            size + place.written,
+            known + Counted(place.messages, place.messages, place.parts, bound),
+        )
+        for place, bound in body.ends
+    ]
+    return ListedPrompt(sent, head.digest, head, marks)
 
 
 def _chat_of(path: str, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[int]]:

@@ -53,7 +53,7 @@ def apart_from_source(prompt: SentPrompt | None) -> SentPrompt:
     """The prompt without the fields that its tokens are computed from, whose long texts have other names, and without
     what is kept of it."""
     assert prompt is not None
-    return replace(prompt, source=None, hashed=None)
+    return replace(prompt, source=None, late_source=None, hashed=None)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,15 @@ async def test_a_prompt_is_the_same_however_long_its_body_is(
 ) -> None:
     read_request = await read(reader, path, json.dumps(body, ensure_ascii=ascii_only).encode())
     assert apart_from_source(read_request.prompt) == apart_from_source(sent_prompt(path, body))
+
+
+async def test_a_tokenizer_gets_the_whole_of_a_long_chat_whose_messages_are_plain(reader: LongBodies) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": LONG}], "tools": [{"function": {"name": LONG}}]}
+
+    prompt = (await read(reader, CHAT, json.dumps(body).encode())).prompt
+
+    source = prompt.source if prompt.late_source is None else prompt.late_source()
+    assert source is not None and source.body() == body and source.prompt == prompt.prompt
 
 
 async def test_an_image_tells_prompts_apart_by_what_it_shows_and_not_by_how_it_was_escaped(reader: LongBodies) -> None:
