@@ -8,5 +8,5 @@ def plain_list(body: bytes, quoted: bytes, only: bytes, api: int, /) -> tuple[by
 
 def plain_items(
     body: bytes, begin: int, stretch: int, api: int, /
-) -> tuple[bytes, list[tuple[int, int, int, int]]] | None:
+) -> tuple[bytes, list[tuple[int, int, int, int, int, int]]] | None:
     """See ``plain_list.plain_items``."""

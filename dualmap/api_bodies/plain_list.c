@@ -44,6 +44,8 @@ typedef struct {
     const uint8_t *at, *end; /* what is not read yet */
     uint8_t *out;            /* what comes next is written here; there is room for as much as is read, and for a step */
     Py_ssize_t parts;        /* parts that were read */
+    Py_ssize_t values;       /* objects, arrays and strings, names among them */
+    Py_ssize_t commas;
     int api;
 } Reader;
 
@@ -193,6 +195,7 @@ static inline int read_string(Reader *reader, int form) {
         uint8_t byte = *at;
         if (byte == '"') {
             reader->at = at + 1;
+            reader->values++;
             if (form != PASS)
                 reader->out = out;
             return 1;
@@ -304,6 +307,7 @@ static int pass_value(Reader *reader, int depth);
 static int next_field(Reader *reader, int *is_first, Span *name) {
     if (*is_first) {
         *is_first = 0;
+        reader->values++;
         if (!pass(reader, '{'))
             return -1;
         if (is_next(reader, '}')) {
@@ -318,6 +322,7 @@ static int next_field(Reader *reader, int *is_first, Span *name) {
         }
         if (!pass(reader, ','))
             return -1;
+        reader->commas++;
     }
     return read_name(reader, name) && pass(reader, ':') ? 1 : -1;
 }
@@ -326,14 +331,17 @@ static int next_field(Reader *reader, int *is_first, Span *name) {
 static int next_value(Reader *reader, int *is_first) {
     if (*is_first) {
         *is_first = 0;
+        reader->values++;
         if (!pass(reader, '['))
             return -1;
         if (!is_next(reader, ']'))
             return 1;
     } else {
         pass_blanks(reader);
-        if (!is_next(reader, ']'))
+        if (!is_next(reader, ']')) {
+            reader->commas++;
             return pass(reader, ',') ? 1 : -1;
+        }
     }
     reader->at++;
     return 0;
@@ -516,9 +524,29 @@ static void write_opening(Reader *reader, Span role) {
     *reader->out++ = FIELD;
 }
 
+/* Writes what was read already. */
+static int write_later(Reader *reader, const uint8_t *content, Span role, const Fields *fields) {
+    Py_ssize_t values = reader->values, commas = reader->commas;
+    const uint8_t *end = reader->at;
+    if (content != NULL) {
+        reader->at = content;
+        if (!write_content(reader, role))
+            return 0;
+        reader->at = end;
+    }
+    if (fields->count) {
+        *reader->out++ = FIELD;
+        if (!write_fields(reader, fields, MAX_DEPTH))
+            return 0;
+    }
+    reader->values = values;
+    reader->commas = commas;
+    return 1;
+}
+
 /* Writes a message; in a chat, also the further fields that it has. */
 static int write_message(Reader *reader) {
-    int is_first = 1, found, has_role = 0, has_content = 0, has_kind = 0, nulls = 0;
+    int is_first = 1, found, has_role = 0, has_content = 0, has_kind = 0;
     const uint8_t *later = NULL; /* the content, where it stands before the role */
     Fields fields = {.count = 0};
     Span name, role = {NULL, 0}, kind;
@@ -544,7 +572,6 @@ static int write_message(Reader *reader) {
                 if ((IS(name, "tool_calls") && !is_null && !is_next(reader, '[')) ||
                     (IS(name, "name") && !is_null && !is_next(reader, '"')))
                     return 0;
-                nulls += is_null;
                 if (!add_field(&fields, name, is_null ? NULL : reader->at))
                     return 0;
             }
@@ -554,22 +581,12 @@ static int write_message(Reader *reader) {
     }
     if (found < 0 || !has_role || (!has_content && reader->api != CHAT))
         return 0;
-    if (later != NULL) {
-        const uint8_t *end = reader->at;
-        reader->at = later;
-        if (!write_content(reader, role))
-            return 0;
-        reader->at = end;
-    }
-    if (fields.count == nulls || has_role + has_content + fields.count <= 2)
-        return 1;
-    int kept = 0;
+    int kept = 0, has_more = has_role + has_content + fields.count > 2;
     for (int place = 0; place < fields.count; place++)
-        if (fields.of[place].value != NULL)
+        if (fields.of[place].value != NULL && has_more)
             fields.of[kept++] = fields.of[place];
     fields.count = kept;
-    *reader->out++ = FIELD;
-    return write_fields(reader, &fields, MAX_DEPTH);
+    return write_later(reader, later, role, &fields);
 }
 
 /* Python --------------------------------------------------------------------------------------------------------- */
@@ -603,7 +620,7 @@ static PyObject *frame_of(Span body, const uint8_t *begin, const uint8_t *end, S
 }
 
 static PyObject *read_list(Span body, Span quoted, Span only, int api) {
-    Reader reader = {body.data, body.data + body.len, NULL, 0, api};
+    Reader reader = {body.data, body.data + body.len, NULL, 0, 0, 0, api};
     if (!pass_to_list(&reader, quoted))
         Py_RETURN_NONE;
     const uint8_t *begin = reader.at, *end;
@@ -629,10 +646,11 @@ static PyObject *read_list(Span body, Span quoted, Span only, int api) {
     Py_RETURN_NONE;
 }
 
-/* Adds a place behind a message: messages and parts before it, where it is in the body, and bytes of the text. */
+/* Adds a place behind a message: what was read before it, where it is in the body, and bytes of the text. */
 static int add_place(PyObject *places, Py_ssize_t messages, const Reader *reader, const uint8_t *body, const uint8_t *text) {
     Py_ssize_t end = reader->at - body, written = reader->out - text;
-    PyObject *place = Py_BuildValue("(nnnn)", messages, reader->parts, end, written);
+    PyObject *place =
+        Py_BuildValue("(nnnnnn)", messages, reader->parts, end, written, reader->values, reader->commas + messages);
     if (place == NULL)
         return -1;
     int failed = PyList_Append(places, place);
@@ -642,7 +660,7 @@ static int add_place(PyObject *places, Py_ssize_t messages, const Reader *reader
 
 /* Reads messages from one's begin to the list's end; notes a place about every ``stretch`` bytes, and the end. */
 static PyObject *read_items(Span body, Py_ssize_t begin, Py_ssize_t stretch, int api) {
-    Reader reader = {body.data + begin, body.data + body.len, NULL, 0, api};
+    Reader reader = {body.data + begin, body.data + body.len, NULL, 0, 0, 0, api};
     uint8_t *text = malloc((size_t)(reader.end - reader.at) + 2 * STEP);
     PyObject *places = PyList_New(0), *made = NULL;
     if (text == NULL || places == NULL) {

@@ -68,6 +68,9 @@ class PlainPlace(NamedTuple):
     """Bytes of the body up to there."""
     written: int
     """Bytes of the text up to there."""
+    values: int
+    """Objects, arrays and strings before it."""
+    commas: int
 
 
 def plain_items(

@@ -2,7 +2,8 @@
 
 What is read here is read exactly as by ``scan_json`` and one parse of the whole (``router.http.long_bodies``), but for
 a third of the time: no string is looked at but by the reader of JSON, and upper bounds are counted. Strings of 64 KB
-are cut out as there. A body that may be beyond the bounds, or does not come apart, is left to those.
+are cut out as there. A body that may be beyond the bounds, or does not come apart, is left to those. A chat with plain
+messages is read without stretches, where something native does so (``api_bodies.plain_list``).
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class ListedBodies:
             plain = plain_items(body, at, listed_json.STRETCH_BYTES, Api.CHAT)
         if plain is not None:
             with suppress(UnlistedError):
-                return (yield from self._read_plain(request, request_id, listing, start, at, *plain, at_once=at_once))
+                return (yield from self._read_plain(request, request_id, listing, start, *plain, at_once=at_once))
         bound = JsonBound()
         items: list[Any] = []
         long_texts: dict[str, bytes] = {}
@@ -172,25 +173,22 @@ class ListedBodies:
         return self._completed(request, request_id, listing, start, at, frame, fields, long_texts, found)
 
     def _read_plain(
-        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, at: int,
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None,
         text: bytes, places: Sequence[PlainPlace], *, at_once: bool,
     ) -> Generator[int, None, InferenceRequest]:  # fmt: skip
-        """The request of a chat whose messages from ``at`` on are plain, and were read.
+        """The request of a chat whose messages behind the mark are plain, and were read.
 
         Raises:
             UnlistedError: it is not to be read so.
         """
         body, begin = request.body, listing.begin
         yield 2 * len(text)
-        bound, ends = JsonBound(), []
-        for place in places:
-            bound += bound_of(body[at : place.end])
-            ends.append((place, bound))
-            at = place.end
+        at = places[-1].end
+        bound = JsonBound(places[-1].values, places[-1].commas)
         frame = yield from self._frame(frame_bytes(body, begin, at, _ONLY), listing, at_once=at_once)
         self._check(bound + frame.bound if start is None else bound + frame.bound + start.counted.bound)
         fields = {**frame.fields, listing.name: [STANDS_FOR_ALL]}
-        plain = PlainBody(fields, frame.long_texts, text, ends, begin, start, frame.head)
+        plain = PlainBody(fields, frame.long_texts, text, places, begin, start, frame.head)
         found = plain_prompt(plain, max_parts=self._max_prompt_parts)
         sent = found.sent
         if sent.source is not None:

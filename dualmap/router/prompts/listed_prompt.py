@@ -133,8 +133,8 @@ class PlainBody:
     long_texts: LongTexts
     text: bytes
     """The messages that were read, as a prompt has them."""
-    ends: Sequence[tuple[PlainPlace, JsonBound]]
-    """Places behind messages, with figures of those that were read before each."""
+    places: Sequence[PlainPlace]
+    """Places behind messages; the last one is behind all."""
     begin: int
     """The place of the list's first item in the body."""
     start: Mark | None
@@ -163,7 +163,7 @@ def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
         before = prompt.data.removesuffix(_STANDS_RENDERED)
         head = Head(xxhash.xxh3_128_intdigest(before), 0)
     known = Counted() if start is None else start.counted
-    last, _ = body.ends[-1]
+    last = body.places[-1]
     if max(known.messages + last.messages, known.parts + last.parts) > max_parts:
         raise UnlistedError("it has too many parts")
     if start is None:
@@ -180,14 +180,11 @@ def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
             output_limit(CHAT_PATH, fields),
         )
     size = len(before) if start is None else start.known.size
-    marks = [
-        NewMark(
-            place.end - body.begin,
-            size + place.written,
-            known + Counted(place.messages, place.messages, place.parts, bound),
-        )
-        for place, bound in body.ends
-    ]
+    marks = []
+    for place in body.places:
+        bound = JsonBound(place.values, place.commas)
+        counted = known + Counted(place.messages, place.messages, place.parts, bound)
+        marks.append(NewMark(place.end - body.begin, size + place.written, counted))
     return ListedPrompt(sent, head.digest, head, marks)
 
 
