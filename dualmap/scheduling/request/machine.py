@@ -287,10 +287,8 @@ def phases_with(given: Input) -> tuple[Phase, ...]:
 
 DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
-PULL_PATIENCE: Final = 3.0
-"""Multiples of the expected TTFT after which a pull is taken to be stuck."""
-MISS_PATIENCE: Final = 1.2
-"""The same of the expected TTFT with what was to be pulled computed."""
+PULL_PATIENCE: Final = 1.2
+"""Multiples of the expected TTFT, with what was to be pulled computed, after which a pull is taken to be stuck."""
 PULL_GRACE_S: Final = 0.5
 """Time beside that, for what no expectation knows of."""
 SLOWEST_TOKEN_S: Final = 0.25
@@ -1011,7 +1009,7 @@ class RequestMachine:
         load = placed.reply.seen.loads.get(self.instance_id)
         rate = self.target.prefill_tokens_per_s if load is None else load.prefill_tokens_per_s
         expected_s = max(0.0, placed.reply.chosen.ttft_s)
-        limit_s = max(PULL_PATIENCE * expected_s, MISS_PATIENCE * (expected_s + source.tokens / rate)) + PULL_GRACE_S
+        limit_s = PULL_PATIENCE * (expected_s + source.tokens / rate) + PULL_GRACE_S
         if self.spec.streams:
             return limit_s
         limit_tokens = self.spec.output_limit
