@@ -1,9 +1,9 @@
 """Pulls whose source is killed or stopped in the middle of them: what becomes of the requests.
 
-    python benchmarks/lost_pulls.py [--pulls 1000] [--at-once 32]
+    python benchmarks/lost_pulls.py [--pulls 1000] [--at-once 24]
 
-Four emulated instances compute prompts of 10,000 tokens and are parked; four others are asked about these, and pull
-them. In every second round the sources are stopped: no pull from them ever ends. In the others they are killed while
+Six emulated instances compute prompts of 20,000 tokens and are parked; six others are asked about these, and pull
+them. In every fourth round the sources are stopped: no pull from them ever ends. In the others they are killed while
 pulls are under way. Rounds go on until so many pulls were lost, which is counted by the routers as requests that were
 sent once more without a source; an engine that loses a pull fails the request (vLLM's default). A first round, with
 prompts that no instance has, says how long computing takes with as many requests at once.
@@ -33,12 +33,12 @@ from live_vs_simulated import fleet
 
 from dualmap.simulation.workload.trace_figures import quantile
 
-SOURCES, TARGETS = 4, 4
-WORDS = 8_000
-"""Words of a prompt, of about 10,000 tokens, which the engines compute in 1.4 s of their clock, and pull in 0.3 s."""
+SOURCES, TARGETS = 6, 6
+WORDS = 16_000
+"""Words of a prompt, of about 20,000 tokens, which the engines compute in 3 s of their clock, and pull in 0.6 s."""
 TIME_SCALE = "2"
 LINK_GB_PER_S = "2"
-KILLED_AFTER_S = 0.15
+KILLED_AFTER_S = 0.25
 LONGEST_S = 120.0
 MOST_ADDED = 2.0
 """Of the time that computing takes."""
@@ -164,7 +164,7 @@ def ask_all(pulling: PullingFleet, numbers: range, at_once: int, rounds: Rounds 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pulls", type=int, default=1000, help="that are to be lost (%(default)s)")
-    parser.add_argument("--at-once", type=int, default=32, help="requests (%(default)s)")
+    parser.add_argument("--at-once", type=int, default=24, help="requests (%(default)s)")
     arguments = parser.parse_args()
     at_once, rounds = arguments.at_once, Rounds()
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +181,7 @@ def main() -> int:
             computed = ask_all(pulling, range(1_000_000, 1_000_000 + 2 * at_once), at_once, None)
             first, number = pulling.lost_pulls(), 0
             while rounds.lost < arguments.pulls:
-                kills, asked = (number // at_once) % 2 == 0, range(number, number + at_once)
+                kills, asked = (number // at_once) % 4 != 1, range(number, number + at_once)
                 number += at_once
                 pulling.only(pulling.sources)
                 ask_all(pulling, asked, at_once, None)

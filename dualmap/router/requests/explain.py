@@ -105,7 +105,8 @@ class PlacementRound:
 
 
 def _tier_words(load: InstanceLoad) -> str:
-    """What an instance loads from its tiers, and what it computes though it is there; empty for nothing."""
+    """What an instance loads from its tiers or pulls from another one, and what it computes though it is there; empty
+    for nothing."""
     loads = load.tiers
     loaded = [f"{blocks:,} blocks from {TIERS.get(tier, tier)}" for tier, blocks, _ in loads.by_tier if blocks]
     computed = [f"{blocks:,} blocks of {TIERS.get(tier, tier)}" for tier, _, blocks in loads.by_tier if blocks]
@@ -114,6 +115,12 @@ def _tier_words(load: InstanceLoad) -> str:
         wait_s = loads.load_s - loads.link_s
         behind = f", {wait_s:.3f} s of it behind other loads" if wait_s > 0.0005 else ""
         parts.append(f"loads {' and '.join(loaded)} in {loads.load_s:.3f} s{behind}")
+    if (source := loads.source) is not None:
+        compute_s = source.tokens / load.prefill_tokens_per_s
+        wait_s = loads.load_s - source.own_s
+        behind = f", {wait_s:.3f} s of it behind what is booked on both links" if wait_s > 0.0005 else ""
+        pulled = f"pulls {source.tokens:,} tokens from {source.instance_id} in {loads.load_s:.3f} s{behind}"
+        parts.append(f"{pulled}, and saves {compute_s:.3f} s of computing")
     if computed:
         parts.append(f"computes {' and '.join(computed)}, as that costs less than to load them")
     return f"{load.instance_id} {', and '.join(parts)}" if parts else ""

@@ -31,7 +31,7 @@ from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg
-from dualmap.scheduling.state.tier_load import InTier, TierLoad
+from dualmap.scheduling.state.tier_load import InTier, Source, TierLoad
 from dualmap.scheduling.tenants.shares import LEVELS, Standing
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.pool.codec import new_record
@@ -160,6 +160,21 @@ def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) 
     assert [type(each.decision.reason) for each in kept.detours.decode.rounds] == [Reason]
     assert (type(kept.to_dict()["leg"]), type(kept.rounds[0].status)) == (Leg, PlaceStatus)
     assert log.recent(5) == [kept]
+
+
+def test_a_pull_is_explained_by_its_source_its_tokens_and_what_it_saves() -> None:
+    pull = TierLoad(9, 0.4, 0.3, None, (InTier("host", 1, 0),), Source("a", "host-a", 5710, 8000, 0.25))
+    loads = {"b": InstanceLoad("b", InstanceState.READY, prefill_tokens_per_s=8000.0, tiers=pull)}
+    reply = PlaceReply(PlaceStatus.DISPATCHED, Observation(0, 0, loads), Chosen("b", None))
+    placed = Placed(reply, ("b",), Decision("b", 9, 1, 0.4, Reason.COST, None, 0))
+
+    (words,) = PlacementRound.of(placed, 1).to_dict()["tiers"]
+
+    assert "loads 1 blocks from" in words
+    assert words.endswith(
+        "pulls 8,000 tokens from a in 0.400 s, 0.150 s of it behind what is booked on both links, and saves 1.000 s of "
+        "computing"
+    )
 
 
 def test_a_round_over_the_whole_fleet_remembers_a_few_loads_with_the_chosen_one() -> None:
