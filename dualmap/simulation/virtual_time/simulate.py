@@ -10,7 +10,7 @@ The same trace, scenario and code give the same result to the last digit.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
@@ -41,6 +41,7 @@ from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
+from dualmap.simulation.engine.engine import Engine
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
 from dualmap.simulation.figures.results import RequestOutcome, RunRecord, RunResult, arrival_rate_per_s, summarize
 from dualmap.simulation.virtual_time.autoscale import Autoscale
@@ -151,6 +152,11 @@ class Simulation:
         """The prefill and the decode instance of requests whose decode leg was sent first."""
         self._outcomes: list[RequestOutcome] = []
         self._line_tokens = float(FIRST_LINE_TOKENS)
+
+    @property
+    def engines(self) -> Mapping[str, Engine]:
+        """The engines by the id of their instance, as they are at the moment."""
+        return self._cluster.engines
 
     def run(self) -> RunRecord:
         scenario = self._scenario
