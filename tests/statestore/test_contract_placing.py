@@ -397,7 +397,7 @@ async def test_a_request_leaves_its_adapter_where_a_load_costs_less(
         await pool.members.put_instance(instance(name, prefill_tokens_per_s=100.0, max_queued_requests=9, **room))
     await place(pool, "ahead", "a", adapter="one")
 
-    weights = Weights(LEAST_COST.cost._replace(adapter_s=1.0), PLAIN_TTFT)
+    weights = Weights(LEAST_COST.cost._replace(adapter_disk_s=1.0), PLAIN_TTFT)
     reply = await beyond(pool, "r", "a", adapter="one", weights=weights)
 
     assert list(reply.seen.loads) == weighed

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 
-from dualmap.scheduling.estimates.adapters import adapter_load_s, slot_turns
+from dualmap.scheduling.estimates.adapters import adapter_disk_s, adapter_host_s, slot_turns
 from dualmap.scheduling.estimates.kv_tiers import is_slow, load_time_s
 from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s, pull_pays
 from dualmap.scheduling.estimates.weights import Form, features_at, idle_features, rank_s
@@ -117,9 +117,9 @@ def cases(rng: random.Random) -> Iterator[Case]:
         work_since_ms=NOW_MS - rng.randrange(9000),
     )
     stalled_s, slack = rng.choice((0.0, rng.uniform(0.0, 9.0))), rng.randrange(5000)
-    loads_s = rng.random(), rng.random(), rng.random(), rng.choice((0.0, rng.random()))
+    loads_s = [rng.random() for _ in range(4)] + [rng.choice((0.0, rng.random()))]
     yield one(features_at, load, slack, stalled_s, 3.0, uncached, prompt, rng.choice((0, prompt)), *loads_s)
-    yield one(idle_features, rng.uniform(1.0, 9000.0), uncached, prompt, rng.choice((0, prompt)), rng.random())
+    yield one(idle_features, rng.uniform(1.0, 9000.0), uncached, prompt, rng.choice((0, prompt)), *loads_s[:2])
     room = SimpleNamespace(
         adapter_slots=rng.randrange(1, 4),
         adapter_host_slots=rng.randrange(4, 9),
@@ -127,7 +127,8 @@ def cases(rng: random.Random) -> Iterator[Case]:
         adapter_disk_ms=500,
     )
     place, running = rng.randrange(10), rng.randrange(6)
-    yield "adapter_load_s", [vars(room), place], None, [adapter_load_s(room, place)]
+    yield "adapter_host_s", [vars(room), place], None, [adapter_host_s(room, place)]
+    yield "adapter_disk_s", [vars(room), place], None, [adapter_disk_s(room, place)]
     yield "slot_turns", [vars(room), running], None, [slot_turns(room, running)]
     yield one(rank_s, load, slack, 4.0)
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]

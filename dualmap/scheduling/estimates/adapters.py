@@ -32,17 +32,19 @@ PRIOR_ANSWER_S = 6.0
 """Time for which an answer uses its adapter, before the pool has shown any: some hundred tokens."""
 
 
-def adapter_load_s(instance: AdapterRoom, place: int) -> float:
-    """Time of the load of an adapter onto the device, in seconds.
+def adapter_host_s(instance: AdapterRoom, place: int) -> float:
+    """Time of the load of an adapter from host memory onto the device, in seconds.
 
     ``place`` is that of the adapter in the instance's order by last use, from 0 on; one that is not in it has the place
-    behind the last. The scripts run this rule and the next.
+    behind the last. The scripts run this rule and the next two.
     """
-    if place < instance.adapter_slots:
-        return 0.0
-    if place < instance.adapter_host_slots:
-        return instance.adapter_host_ms / 1000
-    return (instance.adapter_host_ms + instance.adapter_disk_ms) / 1000
+    return 0.0 if place < instance.adapter_slots else instance.adapter_host_ms / 1000
+
+
+def adapter_disk_s(instance: AdapterRoom, place: int) -> float:
+    """Time of its load into host memory before that."""
+    kept = max(instance.adapter_slots, instance.adapter_host_slots)
+    return 0.0 if place < kept else instance.adapter_disk_ms / 1000
 
 
 def slot_turns(instance: AdapterRoom, running: int) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
+from dualmap.scheduling.estimates.adapter_prices import PRIOR_PRICES
 from dualmap.scheduling.estimates.adapters import PRIOR_ANSWER_S
 from dualmap.scheduling.estimates.answer_length import PRIOR_MEANS
 from dualmap.scheduling.estimates.ttft_model import PRIOR_WEIGHTS
@@ -36,14 +37,20 @@ class Learned:
     image_tokens: float = PRIOR_IMAGE_TOKENS
     """Mean tokens of an image in a prompt, without those of its mark in the rendered text."""
 
+    _: KW_ONLY
     answer_s: float = PRIOR_ANSWER_S
     """Mean time of recent answers that streamed, for which each used its adapter."""
+
+    adapter_prices: tuple[float, ...] = PRIOR_PRICES
+    """Times of loads of adapters as measured, over those of the instances' descriptions: from host memory, and into
+    it (``scheduling.estimates.adapter_prices``)."""
 
     ttft: Form = field(init=False, compare=False, repr=False)
     """The expected TTFT, learned from the pool's own history."""
 
     def __post_init__(self) -> None:
         constant, ahead, compute, attention, kv_demand = self.ttft_weights
+        adapter_host, adapter_disk = self.adapter_prices
         self.ttft = Form(
             constant=constant,
             ahead_s=ahead,
@@ -52,6 +59,7 @@ class Learned:
             attention_pairs=attention / PAIRS_UNIT,
             kv_demand=kv_demand,
             load_s=1.0,
-            adapter_s=1.0,
+            adapter_host_s=adapter_host,
+            adapter_disk_s=adapter_disk,
             slot_turns=self.answer_s,
         )

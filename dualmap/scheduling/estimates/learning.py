@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from dualmap.scheduling.estimates.adapter_prices import Prices, learn_prices, prices_of, prices_prior
 from dualmap.scheduling.estimates.answer_length import AnswerLengths
 from dualmap.scheduling.estimates.learned import PAIRS_UNIT, Learned
 from dualmap.scheduling.estimates.prefill_rate import PUBLISHED_SHARE, BusyTime, PeerRates
@@ -65,15 +66,18 @@ class FirstTokenSample:
         return BusyTime(self.tokens, 1, began_ms, self.prefilled_ms, int(self.former_ms < self.dispatched_ms))
 
     @property
-    def load_s(self) -> float:
-        """Time of its loads from tiers and of its adapter, as expected: the instance may have computed nothing
-        meanwhile."""
-        return 0.0 if self.features is None or len(self.features) <= LEARNED_FEATURES else self.features[-1]
+    def loads_s(self) -> tuple[float, float, float]:
+        """Times of its loads, as expected: all of them, and of those the loads of its adapter from host memory and into
+        it. The instance may have computed nothing meanwhile."""
+        all_s, host_s, disk_s = (*(self.features or ())[LEARNED_FEATURES:], 0.0, 0.0, 0.0)[:3]
+        return all_s, host_s, disk_s
 
-    @property
-    def unloaded_ttft_s(self) -> float:
-        """Its TTFT without the time of its loads, whose price is known from the engine's own counters."""
-        return max(0.0, (self.prefilled_ms - self.enqueued_ms) / 1000 - self.load_s)
+    def unloaded_ttft_s(self, prices: Prices) -> float:
+        """Its TTFT without the time of its loads: those from tiers as the engine's own counters have them, those of its
+        adapter at these prices."""
+        (all_s, host_s, disk_s), (host, disk) = self.loads_s, prices
+        loads_s = all_s + (host - 1.0) * host_s + (disk - 1.0) * disk_s
+        return max(0.0, (self.prefilled_ms - self.enqueued_ms) / 1000 - loads_s)
 
 
 class DisprovedTier(NamedTuple):
@@ -156,12 +160,13 @@ class Sample:
 
 
 def features_to_note(features: Form) -> tuple[float, ...]:
-    """The features that a TTFT is learned from, in units that make all of them about one; then the time of loads from
-    tiers and of adapters, where there are some."""
+    """The features that a TTFT is learned from, in units that make all of them about one; then, where there are some,
+    the time of loads from tiers and of adapters, and that of the latter as described."""
     ahead_s = features.ahead_s - features.progress_s
     learned = (1.0, ahead_s, features.compute_s, features.attention_pairs / PAIRS_UNIT, features.kv_demand)
-    loads_s = features.load_s + features.adapter_s
-    return (*learned, loads_s) if loads_s else learned
+    adapter_s = features.adapter_host_s, features.adapter_disk_s
+    loads_s = features.load_s + sum(adapter_s)
+    return (*learned, loads_s, *(adapter_s if any(adapter_s) else ())) if loads_s else learned
 
 
 @dataclass(slots=True)
@@ -172,6 +177,7 @@ class FleetLearner:
     _: KW_ONLY
     _rates: dict[Role, PeerRates] = field(default_factory=dict)
     _ttft: Ridge = field(default_factory=ttft_prior)
+    _adapters: Ridge = field(default_factory=prices_prior)
     _transfer: Ridge = field(default_factory=transfer_prior)
     _answers: AnswerLengths = field(default_factory=AnswerLengths)
     _text_bytes: int = 0
@@ -199,15 +205,30 @@ class FleetLearner:
             elif content.instance_id in loads:
                 firsts.append(content)
         self._learn_ttft(firsts)
+        self._learn_adapter_prices(firsts)
         return self._learn_rates(firsts, loads, instances, now_ms)
 
     def _learn_ttft(self, firsts: Sequence[FirstTokenSample]) -> None:
+        prices = self.learned.adapter_prices
         seen = [
-            (first.features[:LEARNED_FEATURES], first.unloaded_ttft_s) for first in firsts if first.features is not None
+            (first.features[:LEARNED_FEATURES], first.unloaded_ttft_s(prices))
+            for first in firsts
+            if first.features is not None
         ]
         if seen:
             self._ttft = learn_ttft(self._ttft, seen)
             self.learned = replace(self.learned, ttft_weights=self._ttft.weights)
+
+    def _learn_adapter_prices(self, firsts: Sequence[FirstTokenSample]) -> None:
+        seen = []
+        for first in firsts:
+            _, host_s, disk_s = first.loads_s
+            if first.features is not None and (host_s or disk_s):
+                alone_s = first.unloaded_ttft_s((0.0, 0.0)) - self._ttft.expected(first.features[:LEARNED_FEATURES])
+                seen.append(((host_s, disk_s), alone_s))
+        if seen:
+            self._adapters = learn_prices(self._adapters, seen)
+            self.learned = replace(self.learned, adapter_prices=prices_of(self._adapters))
 
     def _learn_rates(
         self,
@@ -218,7 +239,7 @@ class FleetLearner:
     ) -> dict[str, float]:
         times: dict[str, list[BusyTime]] = {}
         for first in firsts:
-            if first.unseen or first.load_s:
+            if first.unseen or first.loads_s[0]:
                 continue
             times.setdefault(first.instance_id, []).append(first.busy_time)
         changed: dict[str, float] = {}

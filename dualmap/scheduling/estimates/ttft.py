@@ -42,5 +42,6 @@ def queueing_s(load: InstanceLoad, decode_stall_s: float = DECODE_STALL_S) -> fl
 
 def expected_ttft_s(load: InstanceLoad, uncached_tokens: int, decode_stall_s: float = DECODE_STALL_S) -> float:
     """TTFT of a request that would queue last on the instance."""
-    adapter_s = load.adapter.load_s + load.adapter.turns * PRIOR_ANSWER_S
+    host_s, disk_s, turns = load.adapter
+    adapter_s = host_s + disk_s + turns * PRIOR_ANSWER_S
     return queueing_s(load, decode_stall_s) + compute_s(load, uncached_tokens) + load.tiers.load_s + adapter_s

@@ -58,8 +58,11 @@ class Form(NamedTuple):
     link_s: Annotated[float, "loads from tiers, weighed"] = 0.0
     """Cost of a second for which the request's own loads keep a link, which later loads wait for, and their blocks of
     the device's memory: so times one more than running contexts in multiples of the KV memory."""
-    adapter_s: Annotated[float, "loads of adapters"] = 0.0
-    """Cost of a second for which the request's adapter is loaded, and the engine computes nothing."""
+    adapter_host_s: Annotated[float, "loads of adapters"] = 0.0
+    """Cost of a second for which the request's adapter is loaded from host memory, and the engine computes nothing, by
+    the instance's description."""
+    adapter_disk_s: Annotated[float, "loads of adapters"] = 0.0
+    """Cost of a second for which it is loaded into host memory, likewise."""
     slot_turns: Annotated[float, "waits for adapter slots"] = 0.0
     """Cost of the time of an answer, for which the request alone waits until its adapter has a slot on the device."""
 
@@ -114,7 +117,8 @@ def features_at(
     hot_tokens: int,
     load_s: float,
     link_s: float,
-    adapter_s: float,
+    adapter_host_s: float,
+    adapter_disk_s: float,
     slot_turns: float,
 ) -> Form:
     """The features of an instance, with what depends on the request or on the time. The scripts run the same rule
@@ -138,13 +142,19 @@ def features_at(
         hot_compute_s=hot_uncached_tokens(hot_tokens, prompt_tokens, uncached_tokens) / rate,
         load_s=load_s,
         link_s=link_s * (1.0 + demand),
-        adapter_s=adapter_s,
+        adapter_host_s=adapter_host_s,
+        adapter_disk_s=adapter_disk_s,
         slot_turns=slot_turns,
     )
 
 
 def idle_features(
-    prefill_tokens_per_s: float, uncached_tokens: int, prompt_tokens: int, hot_tokens: int, adapter_s: float
+    prefill_tokens_per_s: float,
+    uncached_tokens: int,
+    prompt_tokens: int,
+    hot_tokens: int,
+    adapter_host_s: float,
+    adapter_disk_s: float,
 ) -> Form:
     """The features of an instance of this rate that has nothing to do and loads no more than the request's adapter.
     The scripts run the same rule."""
@@ -155,7 +165,8 @@ def idle_features(
         attention_pairs=attention_pairs(uncached_tokens, prompt_tokens),
         prompt_tokens=prompt_tokens,
         hot_compute_s=hot_uncached_tokens(hot_tokens, prompt_tokens, uncached_tokens) / prefill_tokens_per_s,
-        adapter_s=adapter_s,
+        adapter_host_s=adapter_host_s,
+        adapter_disk_s=adapter_disk_s,
     )
 
 
@@ -176,6 +187,9 @@ def attention_pairs(uncached_tokens: int, prompt_tokens: int) -> float:
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2)
 
 
-PLAIN_TTFT = Form(ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0, adapter_s=1.0, slot_turns=PRIOR_ANSWER_S)
+PLAIN_TTFT = Form(
+    ahead_s=1.0, compute_s=1.0, stall_s=1.0, load_s=1.0,
+    adapter_host_s=1.0, adapter_disk_s=1.0, slot_turns=PRIOR_ANSWER_S,
+)  # fmt: skip
 """TTFT(r, i) = Tq(r, i) + Tc(r, i). Source: DualMap (ICLR 2026); its decode-bottleneck correction included, and loads
 from tiers (``scheduling.estimates.kv_tiers``) and of adapters (``scheduling.estimates.adapters``)."""

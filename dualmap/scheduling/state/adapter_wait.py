@@ -6,10 +6,13 @@ from typing import Final, NamedTuple
 
 
 class AdapterWait(NamedTuple):
-    """Two parts that cost differently: a load stops the engine, a request that waits for a slot waits alone."""
+    """Parts that cost differently: a load stops the engine, a request that waits for a slot waits alone. Times are as
+    the instance's description has them."""
 
-    load_s: float = 0.0
-    """Time of the adapter's load onto the device."""
+    host_s: float = 0.0
+    """Time of the adapter's load from host memory onto the device."""
+    disk_s: float = 0.0
+    """Time of its load into host memory before that."""
     turns: float = 0.0
     """Time until it has a slot there, in answers."""
 

@@ -11,8 +11,9 @@
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
 --       what is loaded from tiers, as JSON {id: [blocks, seconds, seconds alone, most tokens or -1, [[tier, blocks that
 --       it has, ms of their last use], …]], …}, with the source, its host and port, the tokens and the seconds of its
---       pull alone as one more entry where a part is pulled, or nil, how it waits for its adapter, as JSON {id: [load
---       seconds, turns], …}, or nil, and of each instance that was weighed: its id, its record, its hit}
+--       pull alone as one more entry where a part is pulled, or nil, how it waits for its adapter, as JSON {id:
+--       [seconds of its load, of that into host memory before, turns], …}, or nil, and of each instance that was
+--       weighed: its id, its record, its hit}
 local adapters = require('shared.adapters')
 local books = require('shared.books')
 local budgets = require('shared.budgets')
@@ -91,7 +92,7 @@ local function consider(id)
   if instance.tiers > 0 then
     note_load(offer)
   end
-  if offer.adapter_s > 0 or offer.slot_turns > 0 then
+  if offer.host_s > 0 or offer.disk_s > 0 or offer.slot_turns > 0 then
     adapter_waits = adapter_waits or {}
     adapter_waits[id] = offer
   end

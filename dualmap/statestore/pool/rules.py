@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from dualmap.scheduling.estimates.adapters import adapter_load_s, slot_turns
+from dualmap.scheduling.estimates.adapters import adapter_disk_s, adapter_host_s, slot_turns
 from dualmap.scheduling.estimates.kv_tiers import is_slow, load_time_s
 from dualmap.scheduling.estimates.pulls import copy_s, pull_ends_s, pull_pays
 from dualmap.scheduling.estimates.weights import Form, features_at, idle_features, rank_s
@@ -19,8 +19,8 @@ from dualmap.scheduling.state.request import REPORTED_FIELDS, context_tokens_of,
 from dualmap.statestore.pool.translated import Translation
 
 RULES: Final[tuple[Callable[..., Any], ...]] = (
-    features_at, idle_features, adapter_load_s, slot_turns, rank_s, overtaken_tokens, stalled_s, finds_memory,
-    is_calm, context_tokens_of, load_time_s, is_slow,
+    features_at, idle_features, adapter_host_s, adapter_disk_s, slot_turns, rank_s, overtaken_tokens, stalled_s,
+    finds_memory, is_calm, context_tokens_of, load_time_s, is_slow,
     admission.fits, admission.missing_tokens, admission.has_aged, admission.silent_since_ms, admission.waiting_rank,
     admission.waiting_since, admission.gives_way, admission.mean_service_with, admission.continues,
     copy_s, pull_ends_s, pull_pays,

@@ -122,9 +122,9 @@ LOADS = TierLoad(3, 0.25, 0.05, 384, (InTier("host", 2, 0), InTier("pool", 4, 0)
     [
         {
             "a": InstanceLoad("a", InstanceState.DRAINING, 7, hit_blocks=2, tiers=LOADS),
-            "b": InstanceLoad("b", InstanceState.READY, adapter=AdapterWait(0.5, 1.0)),
+            "b": InstanceLoad("b", InstanceState.READY, adapter=AdapterWait(0.1, 0.5, 1.0)),
         },
-        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000, {"a": LOADS}, {"b": [0.5, 1.0]}),
+        ReportedLoads([b"a", RECORD, 3, b"b", RECORD, 0], 1_000, {"a": LOADS}, {"b": [0.1, 0.5, 1.0]}),
     ],
 )
 def test_what_is_remembered_is_what_was_told(loads: Mapping[str, InstanceLoad]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.scheduling.estimates.adapters import adapter_load_s, slot_turns
+from dualmap.scheduling.estimates.adapters import adapter_disk_s, adapter_host_s, slot_turns
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -10,9 +10,12 @@ from dualmap.scheduling.state.instance import InstanceSpec
 ROOM = InstanceSpec("a", "http://a", adapter_slots=2, adapter_host_slots=4, adapter_host_ms=20, adapter_disk_ms=500)
 
 
-@pytest.mark.parametrize(("place", "seconds"), [(0, 0.0), (1, 0.0), (2, 0.02), (3, 0.02), (4, 0.52), (9, 0.52)])
-def test_the_place_of_an_adapter_says_how_long_its_load_takes(place: int, seconds: float) -> None:
-    assert adapter_load_s(ROOM, place) == pytest.approx(seconds)
+@pytest.mark.parametrize(
+    ("place", "host_s", "disk_s"),
+    [(0, 0.0, 0.0), (1, 0.0, 0.0), (2, 0.02, 0.0), (3, 0.02, 0.0), (4, 0.02, 0.5), (9, 0.02, 0.5)],
+)
+def test_the_place_of_an_adapter_says_how_long_its_loads_take(place: int, host_s: float, disk_s: float) -> None:
+    assert (adapter_host_s(ROOM, place), adapter_disk_s(ROOM, place)) == (host_s, disk_s)
 
 
 @pytest.mark.parametrize(("running", "answers"), [(0, 0.0), (1, 0.0), (2, 0.5), (3, 1.0), (5, 2.0)])

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from dualmap.scheduling.estimates.adapter_prices import LEAST_PRICE, MOST_PRICE
 from dualmap.scheduling.estimates.learned import PRIOR_IMAGE_TOKENS, Learned
 from dualmap.scheduling.estimates.learning import (
     MIN_IMAGES,
@@ -139,6 +140,37 @@ def test_the_wait_for_a_slot_follows_how_long_answers_take() -> None:
 
     assert learner.learned.answer_s == pytest.approx(2.0, rel=0.01)
     assert learner.learned.ttft.slot_turns == learner.learned.answer_s
+
+
+def loading_adapter(host_s: float, disk_s: float) -> tuple[float, ...]:
+    return features_to_note(
+        Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1, adapter_host_s=host_s, adapter_disk_s=disk_s)
+    )
+
+
+def test_loads_of_adapters_are_priced_by_first_tokens_that_waited_for_them() -> None:
+    learner = FleetLearner(Learned())
+    plain = features_to_note(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1))
+    samples = [
+        first_token("a", 100, 1000, features=plain),
+        first_token("a", 100, 1600, features=loading_adapter(0.3, 0.0)),  # twice as long as described
+        first_token("a", 100, 5600, features=loading_adapter(0.3, 1.0)),  # the disk takes four times as long
+    ]
+    for _ in range(60):
+        learner.learn(samples, loads(a=8000.0), instances("a"), 10**6)
+
+    learned = learner.learned
+    assert learned.adapter_prices == pytest.approx((2.0, 4.0), rel=0.2)
+    assert (learned.ttft.adapter_host_s, learned.ttft.adapter_disk_s) == learned.adapter_prices
+    assert learned.ttft.of(Form(1.0, ahead_s=0.5, compute_s=0.5, kv_demand=0.1)) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_first_token_that_came_absurdly_late_or_early_bounds_the_price_of_a_load() -> None:
+    for ended_ms, least, most in ((3_600_000, 10.0, MOST_PRICE), (1, LEAST_PRICE, 0.2)):
+        learner, features = FleetLearner(Learned()), loading_adapter(0.1, 9.0)
+        learner.learn([first_token("a", 100, ended_ms, features=features)] * 99, loads(a=8000.0), instances("a"), 10**6)
+
+        assert least <= learner.learned.adapter_prices[1] <= most
 
 
 def test_the_time_of_a_load_is_no_time_of_computing() -> None:

@@ -52,7 +52,7 @@ def test_an_idle_instance_has_the_features_of_one_without_any_count(
 ) -> None:
     idle = load("a", hit_blocks=hit, prefill_tokens_per_s=rate)
 
-    found = idle_features(rate, CHAIN.uncached_tokens(hit), CHAIN.prompt_tokens, hot_tokens, 0.0)
+    found = idle_features(rate, CHAIN.uncached_tokens(hit), CHAIN.prompt_tokens, hot_tokens, 0.0, 0.0)
 
     assert found == features_of(idle, CHAIN, STALL_S, hot_tokens)
 

@@ -1331,7 +1331,7 @@ def test_a_request_without_a_tenant_is_passed_on_without_the_store() -> None:
     assert life.names == ["Send"]
 
 
-@pytest.mark.parametrize(("wait", "teaches"), [(AdapterWait(0.5, 0.0), True), (AdapterWait(0.5, 1.0), False)])
+@pytest.mark.parametrize(("wait", "teaches"), [(AdapterWait(0.1, 0.5), True), (AdapterWait(0.1, 0.5, 1.0), False)])
 def test_a_request_that_waited_for_a_slot_teaches_no_ttft(wait: AdapterWait, teaches: bool) -> None:
     life = Life()
     life.dispatch()

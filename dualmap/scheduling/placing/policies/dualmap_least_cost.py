@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import Field
 
+from dualmap.scheduling.estimates.adapter_prices import Prices
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.weights import Form, Weights
 from dualmap.scheduling.placing.decision import Reason, RouteQuery
@@ -42,9 +43,10 @@ def _miss_cost(cost: float) -> Form:
 
 
 @lru_cache(maxsize=256)
-def _adapter_cost(cost: Form, answer_s: float) -> Form:
-    """The cost of a request for an adapter: it may wait for a slot, as long as answers take there."""
-    return cost._replace(slot_turns=answer_s)
+def _adapter_cost(cost: Form, weight: float, prices: Prices, answer_s: float) -> Form:
+    """The cost of a request for an adapter, which may have to be loaded, or wait for a slot as long as answers take."""
+    host, disk = prices
+    return cost._replace(adapter_host_s=weight * host, adapter_disk_s=weight * disk, slot_turns=answer_s)
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,12 @@ class DualMapLeastCost(BeyondPair):
             crowded_compute_s=options.recompute_weight * options.crowding_weight,
             load_s=1.0,
             link_s=options.recompute_weight - 1.0,
-            adapter_s=options.adapter_weight,
         )
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        cost = self._cost if query.chain.root is None else _adapter_cost(self._cost, learned.answer_s)
+        cost = self._cost
+        if query.chain.root is not None:
+            cost = _adapter_cost(cost, self.options.adapter_weight, learned.adapter_prices, learned.answer_s)
         return Weights(cost, learned.ttft, _miss_cost(self.options.miss_penalty * query.slo_s))
 
     def reason(

@@ -5,24 +5,32 @@ local rules = require('rules')
 local pairs, tonumber, max = pairs, tonumber, math.max
 local call, concat, format = redis.call, table.concat, string.format
 
--- Time of the load of an adapter that the instance does not have, in seconds.
-local function new_load_s(instance)
-  return rules.adapter_load_s(instance, max(instance.adapter_slots, instance.adapter_host_slots))
+-- The place behind all adapters of an instance.
+local function end_place(instance)
+  return max(instance.adapter_slots, instance.adapter_host_slots)
 end
 
--- What a request waits for until its adapter is on the device of an instance: the seconds of its load, and the time
--- until it has a slot, in answers.
-local function waits_on(instance, adapter)
+-- Times of the load of an adapter that the instance does not have, in seconds: from host memory, and into it.
+local function new_loads_s(instance)
   if instance.adapter_slots == 0 then
     return 0, 0
+  end
+  return rules.adapter_host_s(instance, end_place(instance)), rules.adapter_disk_s(instance, end_place(instance))
+end
+
+-- What a request waits for until its adapter is on the device of an instance (scheduling/state/adapter_wait.py).
+local function waits_on(instance, adapter)
+  if instance.adapter_slots == 0 then
+    return 0, 0, 0
   end
   local key = keys.adapters .. instance.id
   local place = call('ZREVRANK', key, adapter)
   if place and place < instance.adapter_slots then
-    return 0, 0
+    return 0, 0, 0
   end
-  local load_s = place and rules.adapter_load_s(instance, place) or new_load_s(instance)
-  return load_s, rules.slot_turns(instance, call('ZCOUNT', key, terms.running_score, '+inf'))
+  place = place or end_place(instance)
+  return rules.adapter_host_s(instance, place), rules.adapter_disk_s(instance, place),
+    rules.slot_turns(instance, call('ZCOUNT', key, terms.running_score, '+inf'))
 end
 
 -- One more request of the adapter runs there.
@@ -50,9 +58,9 @@ end
 local function text_of(offers)
   local texts = {}
   for id, offer in pairs(offers) do
-    texts[#texts + 1] = format('"%s":[%.17g,%.17g]', id, offer.adapter_s, offer.slot_turns)
+    texts[#texts + 1] = format('"%s":[%.17g,%.17g,%.17g]', id, offer.host_s, offer.disk_s, offer.slot_turns)
   end
   return '{' .. concat(texts, ',') .. '}'
 end
 
-return { text_of = text_of, new_load_s = new_load_s, waits_on = waits_on, begin_use = begin_use, end_use = end_use }
+return { text_of = text_of, new_loads_s = new_loads_s, waits_on = waits_on, begin_use = begin_use, end_use = end_use }

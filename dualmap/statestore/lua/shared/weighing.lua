@@ -52,12 +52,12 @@ local NO_LOAD = { blocks = 0, own_s = 0, load_s = 0, most_tokens = -1 }
 -- What a placement with one load costs by the sums of its option, an expected miss of its SLO included: the tokens that
 -- are computed, whether the SLO is missed, the cost, the time to the first token, and what is compared with the other
 -- option.
-local function priced(instance, placement, sums, hit, load, adapter_s, slot_turns, now_ms)
+local function priced(instance, placement, sums, hit, load, host_s, disk_s, slot_turns, now_ms)
   local prompt_tokens = placement.told.prompt_tokens
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit + load.blocks)
   local overtaken = overtaken_tokens(instance, placement.precedes and instance.yielding_tokens or 0)
   local features = features_at(instance, overtaken, stalled_s(instance, now_ms), terms.stall_from_s, uncached,
-    prompt_tokens, placement.hot_tokens or 0, load.load_s, load.own_s, adapter_s, slot_turns)
+    prompt_tokens, placement.hot_tokens or 0, load.load_s, load.own_s, host_s, disk_s, slot_turns)
   local ttft_s, cost = weighted(sums.ttft, features), weighted(sums.cost, features)
   local missed = ttft_s > placement.slo_s
   if missed then
@@ -69,7 +69,7 @@ end
 -- Gives an offer one load, where that costs less, or the same with an earlier first token.
 local function weigh_load(offer, placement, option, load, now_ms)
   local uncached, missed, cost, ttft_s, decides =
-    priced(offer.instance, placement, option, offer.hit, load, offer.adapter_s, offer.slot_turns, now_ms)
+    priced(offer.instance, placement, option, offer.hit, load, offer.host_s, offer.disk_s, offer.slot_turns, now_ms)
   if not offer.cost or cost < offer.cost or (cost == offer.cost and ttft_s < offer.ttft_s) then
     offer.load, offer.found, offer.uncached, offer.missed = load, offer.hit + load.blocks, uncached, missed
     offer.cost, offer.ttft_s, offer.decides = cost, ttft_s, decides
@@ -97,21 +97,21 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   local told = placement.told
   local most = instance.hit_step_tokens > 0 and most_blocks(told.prompt_tokens, placement.block_tokens)
   local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
-  local adapter_s, slot_turns = 0, 0
+  local host_s, disk_s, slot_turns = 0, 0, 0
   if told.adapter then
-    adapter_s, slot_turns = waits_on(instance, told.adapter)
+    host_s, disk_s, slot_turns = waits_on(instance, told.adapter)
   end
   if instance.tiers == 0 or option.leg == 'decode' then
     local uncached, missed, cost, ttft_s, decides =
-      priced(instance, placement, told.adapter and option or option.plain, hit, NO_LOAD, adapter_s,
-        slot_turns, now_ms)
+      priced(instance, placement, told.adapter and option or option.plain, hit, NO_LOAD, host_s,
+        disk_s, slot_turns, now_ms)
     -- With all fields from the start, so that the table does not grow.
     return { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
       context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = uncached, missed = missed,
-      cost = cost, ttft_s = ttft_s, decides = decides, adapter_s = adapter_s, slot_turns = slot_turns }
+      cost = cost, ttft_s = ttft_s, decides = decides, host_s = host_s, disk_s = disk_s, slot_turns = slot_turns }
   end
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
-    context = instance.context_tokens, cost = false, adapter_s = adapter_s, slot_turns = slot_turns }
+    context = instance.context_tokens, cost = false, host_s = host_s, disk_s = disk_s, slot_turns = slot_turns }
   weigh_loads(offer, chain, placement, option, now_ms)
   return offer
 end
@@ -128,7 +128,8 @@ local function weigh_pull(offer, source, placement, option, now_ms)
   local own_s = rules.load_time_s(own.start_s, own.token_s, blocks * block_tokens)
   local ends_s = rules.pull_ends_s(own_s, instance.loading_ms / 1000, source.queued_s, source.computing_s)
   local pulled = { instance = instance, hit = offer.hit, stamp = offer.stamp, listed = offer.listed,
-    running = offer.running, context = offer.context, adapter_s = offer.adapter_s, slot_turns = offer.slot_turns,
+    running = offer.running, context = offer.context, host_s = offer.host_s, disk_s = offer.disk_s,
+    slot_turns = offer.slot_turns,
     unpulled = offer.uncached }
   weigh_load(pulled, placement, option, { blocks = load.blocks + blocks, own_s = max(load.own_s, own_s),
     load_s = max(load.load_s, ends_s), most_tokens = -1, found = load.found, pull = { source = source.id,
@@ -143,9 +144,12 @@ end
 local function idle_cost(instance, hit, placement, option)
   local prompt_tokens = placement.told.prompt_tokens
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
-  local adapter = placement.told.adapter
-  local features = idle_features(instance.tokens_per_s, uncached, prompt_tokens, placement.hot_tokens or 0,
-    adapter and adapters.new_load_s(instance) or 0)
+  local adapter, host_s, disk_s = placement.told.adapter, 0, 0
+  if adapter then
+    host_s, disk_s = adapters.new_loads_s(instance)
+  end
+  local features = idle_features(instance.tokens_per_s, uncached, prompt_tokens, placement.hot_tokens or 0, host_s,
+    disk_s)
   return weighted((adapter and option or option.plain).cost, features)
 end
 
