@@ -13,6 +13,7 @@ from rich.text import Text
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments
 from dualmap.cli.as_json import as_json
 from dualmap.cli.settings import Settings
+from dualmap.scheduling.batches.batch import ENDED
 from dualmap.simulation.figures.terminal import terminal
 
 _COLUMNS = ("batch", "tenant", "status", "", "answered", "failed", "lines", "ends in")
@@ -48,7 +49,7 @@ def batches_table(found: dict[str, Any]) -> Group:
         table.add_row(
             each["id"], each["tenant"], each["status"], ProgressBar(max(1, counts["total"]), done, width=20),
             f"{counts['completed']:,}", f"{counts['failed']:,}", f"{counts['total']:,}",
-            _duration(each["expires_at"] - found["now"]),
+            "" if each["status"] in ENDED else _duration(each["expires_at"] - found["now"]),
         )  # fmt: skip
     said = f"{len(found['batches'])} batches" if found["batches"] else "no batches"
     return Group(Text(said), table)

@@ -58,12 +58,16 @@ class LineRunner:
     ) -> LineResult | None:
         """The result of a line; None where its batch ``ends`` before it could be run. Answers that break off, or fail
         in the fleet, are tried again; what the fleet refuses for now waits."""
-        line_id, tries, refusals = line_id_of(batch, planned.number), 0, 0
+        line_id, tries, refusals, metrics = line_id_of(batch, planned.number), 0, 0, self._plane.metrics
         while True:
             async with self._room.place():
                 if ends():
                     return None
-                client = await self._send(batch, line_id, line)
+                metrics.batch_lines_running.labels().inc()
+                try:
+                    client = await self._send(batch, line_id, line)
+                finally:
+                    metrics.batch_lines_running.labels().inc(-1)
             if client.status in _FOR_NOW and client.retry_after_s is not None:
                 refusals += 1
                 waits_s = backoff_s(refusals, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S)
@@ -72,7 +76,10 @@ class LineRunner:
             tries += 1
             failed = client.status in _FAILED_BY_FLEET or not client.is_whole
             if not failed or tries >= TRIES:
-                return _result_of(line_id, line, client)
+                result = _result_of(line_id, line, client)
+                metrics.batch_lines.labels("answered" if result.is_answer else "failed").inc()
+                return result
+            metrics.batch_lines.labels("tried again").inc()
             await self._clock.sleep(backoff_s(tries, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S))
 
     async def _send(self, batch: Batch, line_id: str, line: BatchLine) -> LineClient:

@@ -239,6 +239,12 @@ class RouterMetrics:
             "Loads of registered adapters, as instances took for them",
             "pool", bounds=WAIT_BOUNDS_S,
         )  # fmt: skip
+        self.batch_lines = make.counter(
+            "dualmap_batch_lines", "Lines of batches by what came of them on this replica", "result"
+        )
+        self.batch_lines_running = make.gauge(
+            "dualmap_running_batch_lines", "Lines of batches that run on this replica"
+        )
         self.faults = make.counter(
             "dualmap_instance_faults", "Faults of instances, by what they did",
             "pool", "instance", "reason", most=MOST_OF_INSTANCES,
