@@ -572,6 +572,7 @@ def start_router(
     with modules_of(checkout):
         process.start()
     if not parent.poll(30):
+        process.kill()  # else this process waits for it at its end
         raise TimeoutError("the router did not start")
     assert process.pid is not None  # it was started
     return Router(process.pid, parent.recv(), process)
