@@ -49,7 +49,8 @@ _BY_FIELD: Final = {each.run: (place, each) for place, each in enumerate(DIALECT
 _RUN_FIELDS: Final = frozenset(_BY_FIELD)
 _field_name: Final = itemgetter(0)
 _BODY_FIELDS: Final = frozenset({"metadata", "prompt_cache_key", "session_id"})
-_CLAUDE_SESSION: Final = re.compile(r"session_([0-9a-fA-F-]{36})")
+_CLAUDE_SESSION: Final = re.compile(r'session_(?:id": ?")?([0-9a-fA-F-]{36})')
+"""In ``user_id``, which is ``user_…_session_UUID``, or in later versions a text of JSON with a ``session_id``."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
 _LONGEST: Final = 1024
 """Longer names count as absent."""

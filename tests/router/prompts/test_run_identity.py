@@ -41,6 +41,11 @@ SESSION = "0a1b2c3d-0000-4000-8000-00000000beef"
             {"metadata": {"user_id": f"user_ab12_account__session_{SESSION}"}},
             SentRun(SESSION, field="metadata.user_id"),
         ),
+        (
+            {},
+            {"metadata": {"user_id": f'{{"device_id":"{"0f" * 32}","account_uuid":"","session_id":"{SESSION}"}}'}},
+            SentRun(SESSION, field="metadata.user_id"),
+        ),
         ({}, {"prompt_cache_key": SESSION}, SentRun(SESSION, field="prompt_cache_key")),
         ({}, {"prompt_cache_key": "my-app-v2"}, None),
         ({}, {"metadata": {"user_id": "anna"}}, None),
