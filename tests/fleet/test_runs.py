@@ -44,7 +44,7 @@ def test_a_run_without_memory_waits_and_survives_the_death_of_a_router(fleet: Fl
     async def scenario() -> None:
         assert await turn(fleet, "first-run", 3000) == 200
         assert states(fleet) == ["at a tool"]
-        other = [asyncio.create_task(turn(fleet, f"other-run-{number}", 450)) for number in range(6)]
+        other = [asyncio.create_task(turn(fleet, f"other-run-{number}", 500)) for number in range(6)]
         await asyncio.to_thread(until, lambda: states(fleet).count("parked") == 6, "six runs wait")
         shown = json.loads(fleet.dualmap("runs", "--url", fleet.endpoint, "--json"))
         assert shown["memory"]["waiting_turns"] == 6

@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.release import Release
-from dualmap.scheduling.runs.admission import AGED_S, MEMORY_SHARE, QUANTUM_FROM, SILENT_S
+from dualmap.scheduling.runs.admission import AGED_S, LATE_SHARE, MEMORY_SHARE, PASSED_BY, QUANTUM_FROM, SILENT_S
 from dualmap.scheduling.runs.turn import RunName, RunRecord, Turn, TurnEnd
 from dualmap.scheduling.tenants.shares import Share
 from dualmap.statestore.pool import PoolStore
@@ -194,11 +194,42 @@ async def test_a_turn_that_is_late_waits_behind_those_that_can_be_on_time_but_no
     await fleet.ends(at_work, 0, 9.0)
     assert await fleet.due(19.1) == [on_time]
 
-    await fleet.arrives("on_time_too", FITS, 20.0)
-    aged_s = 1.1 + AGED_S
-    await fleet.ends(on_time, 0, aged_s)
+    next_one, _ = await fleet.arrives("on_time_too", FITS, 20.0)
+    await fleet.ends(on_time, 0, 30.0)
+    assert await fleet.due(40.1) == [next_one]
+    await fleet.arrives("on_time_as_well", FITS, 50.0)
+    aged_s = 1.1 + 2 * AGED_S
+    await fleet.ends(next_one, 0, aged_s)
 
     assert await fleet.due(aged_s + 10.1) == [late]
+
+
+async def test_runs_that_have_aged_go_in_between_those_that_can_be_on_time(fleet: Fleet) -> None:
+    at_work, _ = await fleet.arrives("at_work", FITS, 0.0)
+    aged, _ = await fleet.arrives("aged", FITS, 0.0, waits_s=4.0)
+    now_s, went = AGED_S + 1.0, []
+    for number in range(PASSED_BY + 2):
+        await fleet.arrives(f"new{number}", FITS, now_s)
+
+    for _ in range(PASSED_BY + 2):
+        await fleet.ends(at_work, 0, now_s)
+        now_s += SILENT_S + 0.1
+        (at_work,) = await fleet.due(now_s)
+        went.append(at_work)
+
+    assert went.index(aged) == PASSED_BY - 1, "the first one went before as well"
+
+
+async def test_a_late_run_needs_more_room_while_others_come_that_can_be_on_time(fleet: Fleet) -> None:
+    much = int(LATE_SHARE * CAPACITY_TOKENS)
+    at_work, _ = await fleet.arrives("at_work", FITS, 0.0)
+    late, _ = await fleet.arrives("late", 100, 0.0, waits_s=4.0)
+    on_time, _ = await fleet.arrives("on_time", much, 20.0)
+    await fleet.ends(at_work, 0, 20.0)
+    assert await fleet.due(30.1) == [on_time], "the memory has room for both"
+
+    assert await fleet.due(30.2) == []
+    assert await fleet.due(30.1 + SILENT_S) == [late], "nobody else came for it"
 
 
 async def test_a_run_that_had_its_quantum_gives_way_between_two_turns_to_one_with_less_service(fleet: Fleet) -> None:
@@ -223,6 +254,20 @@ async def test_a_run_without_its_quantum_goes_on_though_others_wait(fleet: Fleet
     _, goes = await fleet.arrives("young", FITS - 50, 51.0)
 
     assert goes
+
+
+async def test_where_active_runs_have_grown_beyond_the_memory_any_of_them_gives_way(fleet: Fleet) -> None:
+    for name in ("young", "other"):
+        await fleet.turn(name, FITS // 2, 0.0, takes_s=5.0)
+    waits, goes = await fleet.arrives("new", 100, 6.0)
+    assert not goes
+
+    _, goes = await fleet.arrives("young", FITS // 2 + 10, 7.0)
+    assert goes, "it has not had its quantum, and the memory holds them"
+    _, goes = await fleet.arrives("other", CAPACITY_TOKENS, 8.0)
+
+    assert not goes
+    assert await fleet.due(8.0) == [waits]
 
 
 async def test_sub_agents_of_an_active_run_go_at_once_and_no_longer_count_when_they_are_done(fleet: Fleet) -> None:

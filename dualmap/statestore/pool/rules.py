@@ -21,8 +21,9 @@ from dualmap.statestore.pool.translated import Translation
 RULES: Final[tuple[Callable[..., Any], ...]] = (
     features_at, idle_features, adapter_host_s, adapter_disk_s, slot_turns, rank_s, overtaken_tokens, stalled_s,
     finds_memory, is_calm, context_tokens_of, load_time_s, is_slow,
-    admission.fits, admission.missing_tokens, admission.has_aged, admission.silent_since_ms, admission.waiting_rank,
-    admission.waiting_since, admission.gives_way, admission.mean_service_with, admission.continues,
+    admission.goes_as, admission.room_tokens, admission.missing_tokens, admission.silent_since_ms,
+    admission.waiting_rank, admission.waiting_since, admission.has_had_quantum, admission.gives_way,
+    admission.mean_service_with, admission.continues,
     copy_s, pull_ends_s, pull_pays,
 )  # fmt: skip
 """Rules that scripts call under their own names."""

@@ -42,7 +42,7 @@ from dualmap.scheduling.queues.queue_order import (
     PLAN_LIMIT,
 )
 from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
-from dualmap.scheduling.runs.admission import LEVEL_RANK
+from dualmap.scheduling.runs.admission import AGED, LEVEL_RANK, ON_TIME
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import WINDOW_REQUESTS
 from dualmap.scheduling.tenants.allotments import WANTED_FROM
@@ -276,6 +276,8 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "queue_log": QUEUE_LOG,
         "usage_lost": USAGE_LOST,
         "level_rank": LEVEL_RANK,
+        "aged": AGED,
+        "on_time": ON_TIME,
         "max_runs": MAX_RUNS,
         "max_branches": MAX_BRANCHES,
         "max_contexts": MAX_CONTEXTS,

@@ -15,6 +15,8 @@ local match, max, min, sort, sub = string.match, math.max, math.min, table.sort,
 local TEXTS = { tenant = true, parent = true, home = true }
 local NUMBERS = { 'active', 'tokens', 'busy', 'turns', 'output_tokens', 'service', 'charged_ms', 'quantum_from',
   'interrupted', 'begun_ms', 'seen_ms', 'level', 'latest_ms', 'parked_ms', 'prefill_ms', 'decode_ms', 'tool_ms' }
+local FIGURES = { 'used_tokens', 'capacity_tokens', 'ended_runs', 'mean_service', 'waiting_turns', 'passed',
+  'on_time_ms' }
 local WAITS, GOES, REFUSED = 0, 1, 2 -- what becomes of a turn that arrives
 local MOST_AT_ONCE = 64 -- runs that one call lets go, or has give way
 
@@ -28,9 +30,8 @@ end
 local function figures()
   if not ledger then
     ledger = {}
-    local names = { 'used_tokens', 'capacity_tokens', 'ended_runs', 'mean_service', 'waiting_turns' }
-    for place, text in ipairs(call('HMGET', keys.runs, unpack(names))) do
-      ledger[names[place]] = tonumber(text or 0) or 0
+    for place, text in ipairs(call('HMGET', keys.runs, unpack(FIGURES))) do
+      ledger[FIGURES[place]] = tonumber(text or 0) or 0
     end
   end
   return ledger
@@ -98,9 +99,11 @@ local function write_runs()
     end
   end
   if ledger then
-    call('HSET', keys.runs, 'used_tokens', ledger.used_tokens, 'capacity_tokens', ledger.capacity_tokens,
-      'ended_runs', ledger.ended_runs, 'mean_service', format('%.17g', ledger.mean_service),
-      'waiting_turns', ledger.waiting_turns)
+    local flat = {}
+    for _, name in ipairs(FIGURES) do
+      flat[#flat + 1], flat[#flat + 2] = name, format('%.17g', ledger[name])
+    end
+    call('HSET', keys.runs, unpack(flat))
   end
 end
 
@@ -160,11 +163,11 @@ local function unlist(run)
   run.latest_ms = 0
 end
 
--- The run that goes next, of those that wait; nil where none waits.
+-- The run that goes next, of those that wait, and the group that it is of; nil where none waits.
 local function first_waiting(now_ms)
   local oldest = call('ZRANGE', keys.runs_waiting, 0, 0, 'WITHSCORES')
-  if not oldest[1] or rules.has_aged(oldest[2] % terms.level_rank, now_ms) then
-    return oldest[1]
+  if not oldest[1] then
+    return nil
   end
   local late = call('ZRANGEBYSCORE', keys.runs_latest, '-inf', '(' .. now_ms, 'LIMIT', 0, MOST_AT_ONCE)
   for _, name in ipairs(late) do
@@ -172,20 +175,29 @@ local function first_waiting(now_ms)
     call('ZREM', keys.runs_on_time, name)
     call('ZREM', keys.runs_latest, name)
   end
-  return call('ZRANGE', keys.runs_on_time, 0, 0)[1] or call('ZRANGE', keys.runs_late, 0, 0)[1]
+  local on_time = call('ZRANGE', keys.runs_on_time, 0, 0)[1]
+  local group = rules.goes_as(oldest[2] % terms.level_rank, now_ms, on_time and 1 or 0, figures().passed)
+  if group == terms.aged then
+    return oldest[1], group
+  elseif group == terms.on_time then
+    return on_time, group
+  end
+  return call('ZRANGE', keys.runs_late, 0, 0)[1], group
 end
 
-local function fits(run)
-  return rules.fits(run.tokens, ledger.used_tokens, ledger.capacity_tokens)
+-- The tokens that active runs must leave for one of this group to go; none or less where it may go.
+local function missing_tokens(run, group, now_ms)
+  local room = rules.room_tokens(group, ledger.capacity_tokens, ledger.on_time_ms, now_ms)
+  return rules.missing_tokens(run.tokens, ledger.used_tokens, room)
 end
 
 -- Has silent runs give way, as far as that makes room for a run; false where it does not. Where there are more of them
 -- than one call looks at, these give way in any case, and a later call goes on.
-local function makes_room(run, now_ms)
-  if fits(run) then
+local function makes_room(run, group, now_ms)
+  local missing = missing_tokens(run, group, now_ms)
+  if missing <= 0 then
     return true
   end
-  local missing = rules.missing_tokens(run.tokens, ledger.used_tokens, ledger.capacity_tokens)
   local before_ms, left, silent = rules.silent_since_ms(now_ms), ledger.used_tokens, {}
   local names = call('ZRANGEBYSCORE', keys.runs_silent, '-inf', '(' .. before_ms, 'LIMIT', 0, MOST_AT_ONCE)
   for _, name in ipairs(names) do
@@ -222,13 +234,18 @@ end
 -- Lets those go that wait and may go now.
 local function let_go(now_ms)
   for _ = 1, MOST_AT_ONCE do
-    local name = figures().waiting_turns > 0 and first_waiting(now_ms)
+    local name, group
+    if figures().waiting_turns > 0 then
+      name, group = first_waiting(now_ms)
+    end
     local run = name and read(name)
     if name and not run then -- it was taken away by hand
       unlist({ name = name })
-    elseif not run or not makes_room(run, now_ms) then
+    elseif not run or not makes_room(run, group, now_ms) then
       return
     else
+      ledger.passed = group == terms.aged and 0 or ledger.passed + 1
+      ledger.on_time_ms = group == terms.on_time and now_ms or ledger.on_time_ms
       activate(run, now_ms)
       unlist(run)
       local turns = {}
@@ -257,10 +274,11 @@ local function gives_way(run, now_ms)
   if ledger.waiting_turns <= 0 or run.busy > 0 then
     return false
   end
-  local name = first_waiting(now_ms)
+  local name, group = first_waiting(now_ms)
   local first = name and read(name)
-  return first and not fits(first)
-    and rules.gives_way(run.service, run.quantum_from, ledger.ended_runs, ledger.mean_service, first.service)
+  local had_quantum = rules.has_had_quantum(run.service, run.quantum_from, ledger.ended_runs, ledger.mean_service)
+  return first and missing_tokens(first, group, now_ms) > 0
+    and rules.gives_way(run.service, first.service, had_quantum and 1 or 0, ledger.used_tokens, ledger.capacity_tokens)
 end
 
 -- Forgets a run, and whatever is left of it.
