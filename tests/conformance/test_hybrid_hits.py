@@ -61,7 +61,7 @@ class Followed:
             self._next += 1
             for event in batch.events:
                 if isinstance(event, Stored) and KINDS.get(event.kind) == "full":
-                    self.block_tokens = event.block_tokens
+                    self.block_tokens = max(self.block_tokens, event.block_tokens)  # parts of blocks are announced, too
         change, cleared = self._view.take_change(0, 0.0)
         ends = {} if cleared else {block: end for block, end in self._ends.items() if block not in {*change.removed}}
         self._ends = ends | dict.fromkeys(change.stored, True) | dict.fromkeys(change.inner, False)
