@@ -36,9 +36,13 @@ from dualmap.simulation.workload.trace_figures import quantile
 SOURCES, TARGETS = 6, 6
 WORDS = 16_000
 """Words of a prompt, of about 20,000 tokens, which the engines compute in 3 s of their clock, and pull in 0.6 s."""
+PRESET = "qwen2.5-7b-910b4-tp1:kv_capacity_tokens=400000"
+"""A source keeps all that it computes in a round."""
 TIME_SCALE = "2"
 LINK_GB_PER_S = "2"
 KILLED_AFTER_S = 0.25
+NOTICED_S = 4.0
+"""Until the worker has noticed that an engine was restarted, and forgotten what it had."""
 LONGEST_S = 120.0
 MOST_ADDED = 2.0
 """Of the time that computing takes."""
@@ -171,7 +175,7 @@ def main() -> int:
         config = Path(folder) / "fleet.yaml"
         config.write_text("pools:\n  - {model: qwen2.5-7b, pulls: {enabled: true}}\n")
         words = ["--config", str(config), "--instances", str(SOURCES + TARGETS), "--replicas", "1"]
-        words += ["--emulator.peer_pulls", "true", "--emulator.transfer.gb_per_s", LINK_GB_PER_S]
+        words += ["--emulator.peer_pulls", "true", "--emulator.transfer.gb_per_s", LINK_GB_PER_S, "--preset", PRESET]
         words += ["--time-scale", TIME_SCALE, "--scheduling.policy", "dualmap-least-cost"]
         with fleet(words) as url:
             pulling = PullingFleet(url)
@@ -184,6 +188,7 @@ def main() -> int:
                 kills, asked = (number // at_once) % 4 != 1, range(number, number + at_once)
                 number += at_once
                 pulling.only(pulling.sources)
+                time.sleep(NOTICED_S)
                 ask_all(pulling, asked, at_once, None)
                 pulling.only(pulling.targets)
                 if kills:
