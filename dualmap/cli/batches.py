@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group
 from rich.progress_bar import ProgressBar
@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
 def batches_table(found: dict[str, Any]) -> Group:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in _COLUMNS:
-        table.add_column(name, justify="right" if name in ("answered", "failed", "lines", "ends in") else "left")
+        justify: Literal["left", "right"] = "right" if name in ("answered", "failed", "lines", "ends in") else "left"
+        table.add_column(name, justify=justify, no_wrap=name == "batch", overflow="ignore")
     for each in found["batches"]:
         counts = each["request_counts"]
         done = counts["completed"] + counts["failed"]

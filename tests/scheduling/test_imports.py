@@ -25,6 +25,7 @@ ALLOWED = {
     "msgspec",
     "operator",
     "orjson",
+    "posixpath",  # for names of paths: what looks at files is not imported
     "pydantic",
     "re",
     "scheduling",
@@ -51,6 +52,19 @@ def imported_rooms(source: Path) -> set[str]:
 @pytest.mark.parametrize("source", sorted(ROOM.rglob("*.py")), ids=lambda path: path.relative_to(ROOM).as_posix())
 def test_the_core_imports_only_what_is_pure(source: Path) -> None:
     assert imported_rooms(source) <= ALLOWED
+
+
+def test_of_posixpath_only_what_reads_no_file_is_imported() -> None:
+    found = {
+        alias.name
+        for source in ROOM.rglob("*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "posixpath"
+        for alias in node.names
+    }
+
+    assert found <= {"normpath"}
+    assert not any("import posixpath" in source.read_text() for source in ROOM.rglob("*.py"))
 
 
 @pytest.mark.parametrize("source", sorted(ROOM.rglob("*.py")), ids=lambda path: path.relative_to(ROOM).as_posix())

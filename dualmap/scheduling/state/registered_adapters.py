@@ -8,10 +8,10 @@ same folder, another text. What a server lists as the ``root`` of an adapter sho
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, fields
 from enum import StrEnum
+from posixpath import normpath
 from typing import Any, Final
 
 import orjson
@@ -110,13 +110,13 @@ def normal_path(path: str) -> str:
         raise ValueError(f"must be a path of 1 to {LONGEST_PATH} printable characters, without blanks at its ends")
     if ".." in path.split("/"):
         raise ValueError("must not have '..' in it: name the folder itself")
-    plain = posixpath.normpath(path)
+    plain = normpath(path)
     return "/" + plain.lstrip("/") if path.startswith("/") else plain
 
 
 def lies_in(path: str, folders: Iterable[str]) -> bool:
     """Whether a plain path lies in one of the folders; neither is followed through links, which only engines see."""
-    return any(path.startswith(posixpath.normpath(each).rstrip("/") + "/") for each in folders)
+    return any(path.startswith(normpath(each).rstrip("/") + "/") for each in folders)
 
 
 def cache_name(name: str, adapter: RegisteredAdapter | None) -> str:
@@ -153,7 +153,7 @@ def step_for(spec: InstanceSpec, name: str, adapter: RegisteredAdapter) -> Step 
         return None
     if not adapter.is_registered:
         loaded = (spec.adapters or {}).get(name)
-        return Step.UNLOAD if loaded is not None and posixpath.normpath(loaded) == adapter.path else None
+        return Step.UNLOAD if loaded is not None and normpath(loaded) == adapter.path else None
     if not spec.lists(name):
         return Step.LOAD
     loaded = (spec.adapters or {}).get(name)
