@@ -16,6 +16,7 @@ from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 OPTIONS = (*QUICK, "--instances", "2", "--replicas", "2", "--workers", "1")
 CHAT = "/v1/chat/completions"
+MOST_BYTES = 1 << 20
 CLASSES = "scheduling: {classes: [{name: default}, {name: batch, evictable: true}]}"
 """So answers of lines are streams, which can continue elsewhere."""
 
@@ -25,7 +26,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     directory = tmp_path_factory.mktemp("batches")
     settings = directory / "fleet.yaml"
     settings.write_text(CLASSES)
-    options = (*OPTIONS, "--config", str(settings), "--router.batches.storage", str(directory / "storage"))
+    options = (
+        *(*OPTIONS, "--config", str(settings), "--router.batches.storage", str(directory / "storage")),
+        *("--router.batches.max_file_bytes", str(MOST_BYTES)),
+    )
     with running_fleet(directory, options) as fleet:
         yield fleet
 
@@ -152,6 +156,11 @@ def test_unusable_batches_are_refused_with_what_to_do(fleet: Fleet, client: Open
         made(client, [line(fleet, 0)], window="soon")
     with pytest.raises(openai.BadRequestError, match="purpose"):
         client.files.create(file=("a.jsonl", b"{}"), purpose="fine-tune")
+    with pytest.raises(openai.APIStatusError, match=r"divide it, or raise router\.batches\.max_file_bytes") as refused:
+        client.files.create(file=("a.jsonl", b" " * (MOST_BYTES + 1)), purpose="batch")
+    assert refused.value.status_code == 413
+    with pytest.raises(openai.APIStatusError, match="takes DELETE, GET"):
+        client.put("/files/x", cast_to=object)
 
 
 def test_a_killed_router_loses_and_doubles_no_line(fleet: Fleet, client: OpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO, Final
@@ -9,13 +10,14 @@ from typing import BinaryIO, Final
 from dualmap.api_bodies.batch_lines import ENDPOINTS
 from dualmap.router.batches.new_ids import is_id, new_batch_id, new_file_id
 from dualmap.router.batches.storage import BatchStorage, file_name
-from dualmap.router.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from dualmap.router.errors import BodyTooLargeError, ConflictError, InvalidRequestError, NotFoundError, RateLimitError
 from dualmap.router.settings import BatchSettings
 from dualmap.scheduling.batches.batch import Batch, BatchTransitionError, Progress
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
 
 INPUT_PURPOSE: Final = "batch"
+TOO_LARGE: Final = "divide it, or raise router.batches.max_file_bytes"
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW_S: Final = 30 * 86400
@@ -36,11 +38,15 @@ class Batches:
     async def upload(self, caller: Caller | None, name: str, purpose: str, source: BinaryIO) -> FileRecord:
         if purpose != INPUT_PURPOSE:
             raise InvalidRequestError(f"purpose must be {INPUT_PURPOSE!r}: files are for batches here", param="purpose")
+        size_bytes, most_bytes = source.seek(0, os.SEEK_END), self.settings.max_file_bytes
+        source.seek(0)
+        if size_bytes > most_bytes:
+            raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {TOO_LARGE}", param="file")
         tenant = tenant_of(caller)
         if len(await self.book.files(tenant)) >= self.settings.max_files:
             raise RateLimitError(f"there are {self.settings.max_files} files already; delete some", param="file")
         file_id = new_file_id()
-        size_bytes = await self.storage.copy_in(file_name(file_id), source)
+        await self.storage.copy_in(file_name(file_id), source)
         file = FileRecord(
             file_id=file_id,
             tenant=tenant,

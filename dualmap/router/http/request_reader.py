@@ -15,7 +15,7 @@ import httptools
 
 from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, InvalidRequestError, RouterError
 from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget
-from dualmap.router.http.paths import INFERENCE_PATHS, is_inference, meant_path, split_target
+from dualmap.router.http.paths import FILES_PATH, INFERENCE_PATHS, is_inference, meant_path, split_target
 from dualmap.router.http.plain_heads import Header, ReadRequest, read_request
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record
@@ -274,6 +274,8 @@ class RequestReader:
 
     def _too_large(self, request: ClientRequest) -> BodyTooLargeError:
         advice = "shorten it, or raise router.max_body_bytes" if is_inference(request.path) else "shorten it"
+        if request.path == FILES_PATH:
+            advice = "divide the file, or raise router.batches.max_file_bytes"
         return BodyTooLargeError(f"the request body is over {self._body_limit} bytes; {advice}")
 
     def _parse(self, data: bytes) -> bytes:

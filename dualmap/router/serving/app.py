@@ -242,7 +242,8 @@ def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
 
 def _methods_at(path: str, request: Request) -> set[str]:
     """Every method of a path of the app; empty for one that it has not."""
-    routes = [*request.app.routes, *(route for part in _ADMIN for route in part.routes.routes)]
+    parts = (*(part.routes for part in _ADMIN), usage.own_routes, batch_routes.routes, batch_admin.routes)
+    routes = [*request.app.routes, *(route for part in parts for route in part.routes)]
     scope = {**request.scope, "path": path}
     return {
         method
