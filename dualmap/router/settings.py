@@ -124,6 +124,9 @@ class BatchSettings(BaseModel):
         " without it there are none",
     )
     max_file_bytes: int = Field(200 << 20, ge=1024, description="largest file that a client uploads, bytes")
+    max_stored_bytes: int = Field(
+        10 << 30, ge=1024, description="bytes of all files of a tenant at most, answers of its batches among them"
+    )
     max_files: int = Field(1000, ge=1, description="files of a tenant at most")
     max_lines: int = Field(50_000, ge=1, description="requests of a batch at most")
     max_open: int = Field(100, ge=1, description="batches of a tenant that are not over, at most")

@@ -43,8 +43,7 @@ class Batches:
         if size_bytes > most_bytes:
             raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {TOO_LARGE}", param="file")
         tenant = tenant_of(caller)
-        if len(await self.book.files(tenant)) >= self.settings.max_files:
-            raise RateLimitError(f"there are {self.settings.max_files} files already; delete some", param="file")
+        await self._check_room(tenant, size_bytes)
         file_id = new_file_id()
         await self.storage.copy_in(file_name(file_id), source)
         file = FileRecord(
@@ -57,6 +56,20 @@ class Batches:
         )
         await self.book.put_file(file)
         return file
+
+    async def _check_room(self, tenant: str, size_bytes: int) -> None:
+        """Raises RateLimitError where the tenant may keep no further file of this size."""
+        files, settings = await self.book.files(tenant), self.settings
+        if len(files) >= settings.max_files:
+            raise RateLimitError(
+                f"there are {len(files)} files already; delete some, or raise router.batches.max_files", param="file"
+            )
+        if sum(each.size_bytes for each in files) + size_bytes > settings.max_stored_bytes:
+            raise RateLimitError(
+                f"your files would have over {settings.max_stored_bytes} bytes; delete some, or raise"
+                " router.batches.max_stored_bytes",
+                param="file",
+            )
 
     async def file(self, caller: Caller | None, file_id: str) -> FileRecord:
         found = await self.book.file(tenant_of(caller), file_id) if is_id(file_id) else None

@@ -1,0 +1,102 @@
+"""What clients may do with files and batches."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from dualmap.router.batches.service import Batches, open_batches
+from dualmap.router.errors import BodyTooLargeError, ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from dualmap.router.settings import BatchSettings
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.tenants.tenant import Caller, Tenant
+from dualmap.statestore.memory import MemoryStore
+
+ACME, OTHER = Caller(Tenant("acme"), "ci"), Caller(Tenant("other"), "ci")
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Batches:
+    limits = {"max_file_bytes": 2048, "max_stored_bytes": 5000, "max_files": 4, "max_open": 2}
+    found = open_batches(BatchSettings(storage=str(tmp_path), **limits), MemoryStore(SchedulingSettings()).batches)
+    assert found is not None
+    return found
+
+
+async def uploaded(batches: Batches, size_bytes: int = 10, caller: Caller | None = ACME) -> str:
+    return (await batches.upload(caller, "lines.jsonl", "batch", io.BytesIO(b"x" * size_bytes))).file_id
+
+
+async def made(batches: Batches, file_id: str, window: str = "24h") -> str:
+    return (await batches.create(ACME, file_id, "/v1/completions", window, {})).batch_id
+
+
+async def test_a_file_has_its_limit_of_bytes_and_so_have_all_of_a_tenant(batches: Batches) -> None:
+    with pytest.raises(BodyTooLargeError, match=r"raise router\.batches\.max_file_bytes"):
+        await uploaded(batches, 2049)
+    for _ in range(2):
+        await uploaded(batches, 2048)
+    with pytest.raises(RateLimitError, match=r"raise router\.batches\.max_stored_bytes"):
+        await uploaded(batches, 2048)
+    await uploaded(batches, 2048, OTHER)
+
+
+async def test_a_tenant_has_a_limit_of_files_and_makes_room_by_deleting_one(batches: Batches) -> None:
+    files = [await uploaded(batches) for _ in range(4)]
+    with pytest.raises(RateLimitError, match="delete some"):
+        await uploaded(batches)
+
+    await batches.delete(ACME, files[0])
+
+    await uploaded(batches)
+    with pytest.raises(NotFoundError):
+        await batches.file(ACME, files[0])
+
+
+async def test_files_and_batches_are_seen_by_their_tenant_alone(batches: Batches) -> None:
+    file_id = await uploaded(batches)
+    batch_id = await made(batches, file_id)
+
+    for caller in (OTHER, None):
+        with pytest.raises(NotFoundError, match="GET /v1/files"):
+            await batches.file(caller, file_id)
+        with pytest.raises(NotFoundError, match="GET /v1/files"):
+            await batches.create(caller, file_id, "/v1/completions", "24h", {})
+        with pytest.raises(NotFoundError, match="GET /v1/batches"):
+            await batches.cancel(caller, batch_id)
+        assert await batches.batches(caller) == []
+
+
+async def test_a_file_that_an_open_batch_reads_stays(batches: Batches) -> None:
+    file_id = await uploaded(batches)
+    batch_id = await made(batches, file_id)
+
+    with pytest.raises(ConflictError, match="cancel it first"):
+        await batches.delete(ACME, file_id)
+    await batches.cancel(ACME, batch_id)
+
+    await batches.delete(ACME, file_id)
+
+
+async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches) -> None:
+    file_id = await uploaded(batches)
+    first = await made(batches, file_id)
+    await made(batches, file_id)
+    with pytest.raises(RateLimitError, match="not over yet"):
+        await made(batches, file_id)
+
+    await batches.cancel(ACME, first)
+
+    await made(batches, file_id)
+
+
+@pytest.mark.parametrize("window", ["", "soon", "0h", "31d", "1.5h", "24"])
+async def test_a_window_is_a_time_up_to_thirty_days(batches: Batches, window: str) -> None:
+    with pytest.raises(InvalidRequestError, match="such as 24h"):
+        await made(batches, await uploaded(batches), window)
+
+
+async def test_without_storage_there_are_no_batches() -> None:
+    assert open_batches(BatchSettings(), MemoryStore(SchedulingSettings()).batches) is None
