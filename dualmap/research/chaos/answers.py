@@ -96,6 +96,8 @@ class StreamReader:
     def __init__(self, api: Api) -> None:
         self.answer = Answer()
         self._api = api
+        self._may_fail = api is Api.RESPONSES
+        """An event that says that the response has failed may come behind its error, once."""
         self._stamp: tuple[object, ...] | None = None
         self._roles: set[int] = set()
         self._next_number = 0
@@ -127,6 +129,8 @@ class StreamReader:
         said = _object(data)
         if error := said.get("error"):
             answer.error = str(error.get("message", error) if isinstance(error, Mapping) else error)
+        elif answer.error is not None and self._may_fail and said.get("type") == "response.failed":
+            self._may_fail = False  # the last event of a response says so once more
         elif answer.error is not None:
             raise MalformedError(f"something follows the error: {data[:80]!r}")
         elif self._api in (Api.CHAT, Api.COMPLETIONS):
