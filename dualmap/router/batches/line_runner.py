@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -10,8 +11,10 @@ import orjson
 from dualmap.api_bodies.batch_lines import BatchLine, answer_line, failed_line
 from dualmap.router.batches.line_client import LineClient
 from dualmap.router.batches.plan import PlannedLine
+from dualmap.router.batches.range_files import line_id_of, read_planned
 from dualmap.router.batches.room import LineRoom
-from dualmap.router.errors import InvalidApiKeyError
+from dualmap.router.batches.storage import BatchStorage
+from dualmap.router.errors import InvalidApiKeyError, ReplicaFullError
 from dualmap.router.http.forward import serve_inference
 from dualmap.router.http.plane import DataPlane
 from dualmap.router.http.request_reader import ClientRequest
@@ -27,7 +30,7 @@ BATCH_CLASS: Final = b"batch"
 SLO_MS: Final = b"3600000"
 """The time to first token that a line asks for: none is late."""
 TRIES: Final = 4
-"""Times that a line is run which fails by the fleet's doing."""
+"""Times that a line is run at most which fails by the fleet's doing."""
 STREAMED: Final[Mapping[str, Any]] = {"stream": True, "stream_options": {"include_usage": True}}
 _ANSWERS: Final = ("n", "best_of")
 _FIRST_WAIT_S: Final = 0.5
@@ -48,21 +51,22 @@ class LineResult:
 class LineRunner:
     """Runs lines as there is room."""
 
-    def __init__(self, plane: DataPlane, room: LineRoom, clock: Clock) -> None:
+    def __init__(self, plane: DataPlane, storage: BatchStorage, room: LineRoom, clock: Clock) -> None:
         self._plane = plane
+        self._storage = storage
         self._room = room
         self._clock = clock
 
-    async def run(
-        self, batch: Batch, planned: PlannedLine, line: BatchLine, ends: Callable[[], bool]
-    ) -> LineResult | None:
+    async def run(self, batch: Batch, planned: PlannedLine, ends: Callable[[], bool]) -> LineResult | None:
         """The result of a line; None where its batch ``ends`` before it could be run. Answers that break off, or fail
-        in the fleet, are tried again; what the fleet refuses for now waits."""
-        line_id, tries, refusals, metrics = line_id_of(batch, planned.number), 0, 0, self._plane.metrics
+        in the fleet, are tried again; what the fleet refuses for now waits. A line is read when it has room, so that
+        those that wait take no memory."""
+        line_id, tries, refusals, metrics = line_id_of(batch, planned), 0, 0, self._plane.metrics
         while True:
             async with self._room.place():
                 if ends():
                     return None
+                line = await asyncio.to_thread(read_planned, self._storage, batch, planned)
                 metrics.batch_lines_running.labels().inc()
                 try:
                     client = await self._send(batch, line_id, line)
@@ -98,7 +102,17 @@ class LineRunner:
                 client.refuse(InvalidApiKeyError(f"tenant {batch.tenant} was removed"))
                 return client
             request.caller = Caller(tenant, batch.key)
-        await serve_inference(request, client, self._plane)
+        bodies, request.counted_for = self._plane.bodies, request.pays
+        try:
+            bodies.take(len(request.body), request.counted_for)
+        except ReplicaFullError as full:
+            client.refuse(full)
+            return client
+        request.bodies = bodies
+        try:
+            await serve_inference(request, client, self._plane)
+        finally:
+            request.drop_body()
         tokens = client.used_tokens()
         if tokens is not None:
             self._room.learn(tokens)
@@ -112,11 +126,6 @@ class LineRunner:
         pools = self._plane.intake.pools.pools.values()
         name = BATCH_CLASS.decode()
         return any(each.evictable for pool in pools for each in pool.scheduling.classes if each.name == name)
-
-
-def line_id_of(batch: Batch, number: int) -> str:
-    """The id of a line: the same whoever runs it, and however often."""
-    return f"batch_req_{batch.batch_id.removeprefix('batch_')}_{number}"
 
 
 def _result_of(line_id: str, line: BatchLine, client: LineClient) -> LineResult:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import BinaryIO, Final
 
 from dualmap.api_bodies.batch_lines import BatchLine, failed_line, read_line
-from dualmap.router.batches.line_runner import line_id_of
 from dualmap.router.batches.plan import ENTRY_BYTES, PlannedLine, lines_of
 from dualmap.router.batches.storage import BatchStorage, file_name, part_name, plan_name
 from dualmap.scheduling.batches.batch import Batch, Progress
@@ -15,22 +14,30 @@ from dualmap.scheduling.batches.batch import Batch, Progress
 _EXPIRED: Final = "the completion window was over before this request could be run"
 
 
-def read_range(storage: BatchStorage, batch: Batch, number: int) -> list[tuple[PlannedLine, BatchLine]]:
-    """The lines of a range."""
+def planned_range(storage: BatchStorage, batch: Batch, number: int) -> list[PlannedLine]:
+    """Where the lines of a range are."""
     places = batch.lines_of(number)
     with storage.open(plan_name(batch.batch_id)) as plan:
         plan.seek(places.start * ENTRY_BYTES)
-        planned = lines_of(plan.read(len(places) * ENTRY_BYTES))
-    read = []
+        return lines_of(plan.read(len(places) * ENTRY_BYTES))
+
+
+def read_planned(storage: BatchStorage, batch: Batch, planned: PlannedLine) -> BatchLine:
+    """One line."""
     with storage.open(file_name(batch.input_file)) as source:
-        for each in planned:
-            source.seek(each.offset)
-            read.append((each, read_line(source.read(each.size_bytes), batch.endpoint, each.number)))
-    return read
+        source.seek(planned.offset)
+        return read_line(source.read(planned.size_bytes), batch.endpoint, planned.number)
 
 
-def expired_line(batch: Batch, planned: PlannedLine, line: BatchLine) -> bytes:
-    return failed_line(line_id_of(batch, planned.number), line.custom_id, "batch_expired", _EXPIRED)
+def line_id_of(batch: Batch, planned: PlannedLine) -> str:
+    """The id of a line, which does not depend on the replica that runs it, or on how often it is run."""
+    return f"batch_req_{batch.batch_id.removeprefix('batch_')}_{planned.number}"
+
+
+def expired_line(storage: BatchStorage, batch: Batch, planned: PlannedLine) -> bytes:
+    """The error of a line that was not run in time."""
+    custom_id = read_planned(storage, batch, planned).custom_id
+    return failed_line(line_id_of(batch, planned), custom_id, "batch_expired", _EXPIRED)
 
 
 def write_part(storage: BatchStorage, batch: Batch, part: str, lines: Sequence[bytes], *, failed: bool) -> None:
@@ -53,9 +60,9 @@ def join_parts(
                 if done.failed if failed else done.completed:
                     _append(storage, part_name(batch.batch_id, done.part, failed=failed), file)
             elif failed and expired:
-                lines = [expired_line(batch, *each) for each in read_range(storage, batch, number)]
-                file.writelines(lines)
-                unrun += len(lines)
+                planned = planned_range(storage, batch, number)
+                file.writelines(expired_line(storage, batch, each) for each in planned)
+                unrun += len(planned)
         return file.tell(), unrun
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dualmap.router.admin.auth import caller_of
 from dualmap.router.admin.scope import RuntimeParam
-from dualmap.router.batches.service import Batches
+from dualmap.router.batches.service import Batches, tenant_of
 from dualmap.router.batches.storage import file_name
 from dualmap.router.errors import NotFoundError
 from dualmap.scheduling.batches.batch import Batch, Progress, Status
@@ -55,7 +55,7 @@ async def files(
     batches: BatchesParam, caller: Sender, after: After = None, limit: Limit = 10_000, purpose: str | None = None
 ) -> dict[str, Any]:
     """List own files, the latest first."""
-    found = [each for each in await batches.book.files(_tenant(caller)) if purpose in (None, each.purpose)]
+    found = [each for each in await batches.book.files(tenant_of(caller)) if purpose in (None, each.purpose)]
     return _page(found, lambda each: each.file_id, file_object, after, limit)
 
 
@@ -123,10 +123,6 @@ async def cancel(batches: BatchesParam, caller: Sender, batch_id: str) -> dict[s
 
 
 # as clients read them --------------------------------------------------------------------------------------------
-def _tenant(caller: Caller | None) -> str:
-    return "" if caller is None else caller.tenant.name
-
-
 def _page(
     found: Sequence[T], name: Callable[[T], str], show: Callable[[T], Any], after: str | None, limit: int
 ) -> dict[str, Any]:

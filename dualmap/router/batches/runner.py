@@ -17,7 +17,7 @@ from typing import Any, Final
 from dualmap.router.batches.line_runner import LineRunner
 from dualmap.router.batches.new_ids import new_file_id
 from dualmap.router.batches.plan import BadInputError, plan_of
-from dualmap.router.batches.range_files import expired_line, join_parts, read_range, write_part
+from dualmap.router.batches.range_files import expired_line, join_parts, planned_range, write_part
 from dualmap.router.batches.room import LineRoom
 from dualmap.router.batches.service import Batches
 from dualmap.router.batches.storage import file_name, plan_name
@@ -57,7 +57,7 @@ class BatchRunner:
         self._cancelled: frozenset[str] = frozenset()
         """Batches that begin no more lines."""
         self._room = LineRoom(runtime, lambda: bool(self._tasks))
-        self._lines = LineRunner(plane, self._room, self._clock)
+        self._lines = LineRunner(plane, self._storage, self._room, self._clock)
 
     async def run(self) -> None:
         helpers = [asyncio.create_task(self._room.run()), asyncio.create_task(self._renew_all())]
@@ -178,13 +178,14 @@ class BatchRunner:
             )
 
     async def _run_range(self, batch: Batch, number: int, claim: Claim) -> None:
-        read = await asyncio.to_thread(read_range, self._storage, batch, number)
+        planned = await asyncio.to_thread(planned_range, self._storage, batch, number)
         ends = partial(self._ends, batch.batch_id)
-        results = await asyncio.gather(*(self._lines.run(batch, planned, line, ends) for planned, line in read))
+        results = await asyncio.gather(*(self._lines.run(batch, each, ends) for each in planned))
         answers = [each.text for each in results if each is not None and each.is_answer]
         failures = [each.text for each in results if each is not None and not each.is_answer]
         if batch.batch_id not in self._cancelled:
-            failures += [expired_line(batch, *each) for each, result in zip(read, results, strict=True) if not result]
+            unrun = [each for each, result in zip(planned, results, strict=True) if result is None]
+            failures += [await asyncio.to_thread(expired_line, self._storage, batch, each) for each in unrun]
         await asyncio.to_thread(write_part, self._storage, batch, claim.token, answers, failed=False)
         await asyncio.to_thread(write_part, self._storage, batch, claim.token, failures, failed=True)
         claim = self._claims.get((batch.batch_id, claim.task), claim)  # its lease was renewed meanwhile

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import BinaryIO, Final
 
 from dualmap.api_bodies.batch_lines import ENDPOINTS
 from dualmap.router.batches.new_ids import is_id, new_batch_id, new_file_id
 from dualmap.router.batches.storage import BatchStorage, file_name
-from dualmap.router.errors import BodyTooLargeError, ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from dualmap.router.errors import (
+    BodyTooLargeError,
+    ConflictError,
+    ForbiddenPathError,
+    InvalidRequestError,
+    NotFoundError,
+    RateLimitError,
+)
+from dualmap.router.http.paths import forbidden_path_finder
 from dualmap.router.settings import BatchSettings
 from dualmap.scheduling.batches.batch import Batch, BatchTransitionError, Progress
 from dualmap.scheduling.tenants.tenant import Caller
@@ -29,7 +37,16 @@ _CHANGES: Final = 8
 class Batches:
     """The files and batches of a fleet."""
 
-    def __init__(self, storage: BatchStorage, book: BatchBook, settings: BatchSettings) -> None:
+    def __init__(
+        self,
+        storage: BatchStorage,
+        book: BatchBook,
+        settings: BatchSettings,
+        *,
+        is_forbidden: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """``is_forbidden``: whether requests for a path are not passed on (``router.forbidden_paths``)."""
+        self._is_forbidden = is_forbidden
         self.storage = storage
         self.book = book
         self.settings = settings
@@ -91,6 +108,8 @@ class Batches:
     ) -> Batch:
         if endpoint not in ENDPOINTS:
             raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
+        if self._is_forbidden(endpoint):
+            raise ForbiddenPathError(f"{endpoint} is not passed on, as router.forbidden_paths says", param="endpoint")
         if len(metadata) > _MOST_METADATA:
             raise InvalidRequestError(f"metadata has more than {_MOST_METADATA} pairs", param="metadata")
         window_s = _seconds_of(window)
@@ -139,15 +158,15 @@ class Batches:
         raise ConflictError(f"batch {batch_id} is changed by others again and again; try again")
 
 
-def open_batches(settings: BatchSettings, book: BatchBook) -> Batches | None:
-    """None where no storage is configured. Raises ValueError where it cannot be used."""
+def open_batches(settings: BatchSettings, book: BatchBook, *, forbidden_paths: Iterable[str] = ()) -> Batches | None:
+    """The files and batches of a fleet; None where no storage is configured. Raises ValueError where it cannot be used."""
     if settings.storage is None:
         return None
     try:
         storage = BatchStorage(settings.storage)
     except ImportError as error:
         raise ValueError(f"router.batches.storage: {error}; install that package") from error
-    return Batches(storage, book, settings)
+    return Batches(storage, book, settings, is_forbidden=forbidden_path_finder(forbidden_paths))
 
 
 def tenant_of(caller: Caller | None) -> str:

@@ -166,7 +166,7 @@ async def _serve(
         draining=lambda: runtime.context.draining,
         memory_bytes=memory_bytes(),
     )
-    batches = open_batches(settings.batches, book)
+    batches = open_batches(settings.batches, book, forbidden_paths=settings.forbidden_paths)
     door = make_door(runtime, plane) if make_door is not None else None
     ports = [port_of(listener) for listener in listeners]
     config = uvicorn.Config(

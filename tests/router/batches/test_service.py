@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from dualmap.router.batches.service import Batches, open_batches
-from dualmap.router.errors import BodyTooLargeError, ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from dualmap.router.errors import (
+    BodyTooLargeError,
+    ConflictError,
+    ForbiddenPathError,
+    InvalidRequestError,
+    NotFoundError,
+    RateLimitError,
+)
 from dualmap.router.settings import BatchSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
@@ -96,6 +103,21 @@ async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches) -> None:
 async def test_a_window_is_a_time_up_to_thirty_days(batches: Batches, window: str) -> None:
     with pytest.raises(InvalidRequestError, match="such as 24h"):
         await made(batches, await uploaded(batches), window)
+
+
+async def test_no_batch_reaches_a_path_that_the_operator_has_closed(tmp_path: Path) -> None:
+    closed = open_batches(
+        BatchSettings(storage=str(tmp_path)),
+        MemoryStore(SchedulingSettings()).batches,
+        forbidden_paths=("/v1/responses", "/v1/embeddings"),
+    )
+    assert closed is not None
+    file_id = await uploaded(closed)
+
+    for endpoint in ("/v1/responses", "/v1/embeddings"):
+        with pytest.raises(ForbiddenPathError, match=r"router\.forbidden_paths"):
+            await closed.create(ACME, file_id, endpoint, "24h", {})
+    await made(closed, file_id)
 
 
 async def test_without_storage_there_are_no_batches() -> None:
