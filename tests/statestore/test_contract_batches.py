@@ -92,8 +92,7 @@ async def test_a_task_is_of_one_replica_until_its_lease_ends(book: BatchBook, ru
     assert await book.claims(running) == {"3"}
 
     clock.advance(LEASE_MS - 1)
-    renewed = await book.renew(first, LEASE_MS)
-    assert renewed is not None
+    assert await book.renew(first, LEASE_MS)
     clock.advance(LEASE_MS - 1)
     assert await book.claim(running, "3", "two", LEASE_MS) is None
     clock.advance(2)
@@ -101,8 +100,8 @@ async def test_a_task_is_of_one_replica_until_its_lease_ends(book: BatchBook, ru
     assert await book.claims(running) == frozenset()
     second = await claimed(book, running, "3", "two")
     assert second.token != first.token
-    assert await book.renew(renewed, LEASE_MS) is None
-    await book.give_back(renewed)
+    assert not await book.renew(first, LEASE_MS)
+    await book.give_back(first)
     assert await book.claims(running) == {"3"}, "what another one has is not given back"
     await book.give_back(second)
     assert await book.claims(running) == frozenset()
@@ -119,6 +118,15 @@ async def test_a_range_counts_once_whoever_reports_it_late(book: BatchBook, runn
 
     progress = await book.progress(running)
     assert progress.done == {0: RangeDone("good", 15, 1)}
+    assert await book.claims(running) == frozenset()
+
+
+async def test_a_range_counts_also_where_its_lease_is_renewed_at_that_moment(book: BatchBook, running: Batch) -> None:
+    claim = await claimed(book, running, "0")
+    assert await book.renew(claim, LEASE_MS)
+
+    assert await book.finish_range(running, claim, RangeDone("p", 16, 0))
+    assert not await book.renew(claim, LEASE_MS)
     assert await book.claims(running) == frozenset()
 
 

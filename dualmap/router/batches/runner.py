@@ -140,16 +140,12 @@ class BatchRunner:
             await self._clock.sleep(RENEWED_EVERY_S)
             for key, claim in [*self._claims.items()]:
                 try:
-                    renewed = await self._book.renew(claim, LEASE_MS)
+                    stands = await self._book.renew(claim, LEASE_MS)
                 except StoreError:
                     break
-                if self._claims.get(key) is not claim:
-                    continue  # it ended meanwhile
-                if renewed is None:
+                if not stands and self._claims.get(key) is claim:  # else it ended meanwhile
                     del self._claims[key]
                     self._tasks[key].cancel()
-                else:
-                    self._claims[key] = renewed
 
     # the tasks -----------------------------------------------------------------------------------------------
     async def _plan(self, batch: Batch) -> None:
@@ -188,7 +184,6 @@ class BatchRunner:
             failures += [await asyncio.to_thread(expired_line, self._storage, batch, each) for each in unrun]
         await asyncio.to_thread(write_part, self._storage, batch, claim.token, answers, failed=False)
         await asyncio.to_thread(write_part, self._storage, batch, claim.token, failures, failed=True)
-        claim = self._claims.get((batch.batch_id, claim.task), claim)  # its lease was renewed meanwhile
         await self._book.finish_range(batch, claim, RangeDone(claim.token, len(answers), len(failures)))
 
     async def _end(self, batch: Batch, progress: Progress) -> None:

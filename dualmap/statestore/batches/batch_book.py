@@ -1,10 +1,12 @@
 """The book of files and batches: what there is, what is under way, and by whom.
 
 Only positions and states are here; the bytes of files lie in the storage of the replicas
-(``router.batches.storage``). Whoever works on a batch claims a *task* of it: a range of lines, its plan, or its end. A
-claim is a lease, so that the task of a replica that died is claimed by another one, and its result counts only as long
-as the claim stands and the batch is in the state that it was claimed in. So each range is reported once, whoever was
-killed when, and nothing is added to a batch that is over.
+(``router.batches.storage``). A replica that works on a batch claims a *task* of it: a range of lines, its plan, or its
+end. A claim has a lease, so that the task of a replica that died is claimed by another one, and its result counts only
+as long as the claim stands and the batch is in the state that it was claimed in. So each range is reported once,
+whichever replica was killed, and nothing is added to a batch that is over.
+
+The lease stands beside the claim, which never changes: to renew it interferes with no result.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ PLAN: Final = "plan"
 """The task of checking the input file and of dividing it into ranges."""
 END: Final = "end"
 """The task of writing the files of answers and errors."""
+_LEASE: Final = ":lease"
+"""Behind the name of a task: the field with the lease of its claim."""
 
 _encode: Final = msgspec.json.Encoder(order="deterministic").encode
 _batch_from: Final = msgspec.json.Decoder(Batch).decode
@@ -57,7 +61,7 @@ class Claim:
     token: str
     """Another one for each claim."""
     text: bytes
-    """The claim as it was last written."""
+    """The claim as the book has it."""
 
 
 class BatchBook(Changes):
@@ -147,36 +151,37 @@ class BatchBook(Changes):
         """The tasks of a batch whose claims stand."""
         found = pairs_from(await self._calls.command("HGETALL", self._names.batch_claims(batch.batch_id)))
         now_ms = await self._calls.now_ms()
-        return frozenset(task.decode() for task, text in found.items() if _stands(text, now_ms))
+        tasks = [name.decode() for name in found if not name.endswith(_LEASE.encode())]
+        return frozenset(task for task in tasks if _runs(found.get((task + _LEASE).encode()), now_ms))
 
     @checks_replies
     async def claim(self, batch: Batch, task: str, owner: str, lease_ms: int) -> Claim | None:
         """Claim a task of a batch; None where somebody else has it, or the batch is not as it was any more."""
-        key = self._names.batch_claims(batch.batch_id)
-        former = await self._calls.command("HGET", key, task)
+        key, lease = self._names.batch_claims(batch.batch_id), task + _LEASE
+        former, former_lease = await self._calls.command("HMGET", key, task, lease)
         now_ms = await self._calls.now_ms()
-        if former is not None and _stands(former, now_ms):
+        if former is not None and _runs(former_lease, now_ms):
             return None
         token = secrets.token_hex(6)
-        text = _encode((owner, token, now_ms + lease_ms, lease_ms))
-        standing = ((key, task, former), self._as_read(batch))
-        made = await self._make(Change((("HSET", key, task, text),), standing))
+        text = _encode((owner, token))
+        commands = (("HSET", key, task, text, lease, _encode((now_ms + lease_ms, lease_ms))),)
+        standing = ((key, task, former), (key, lease, former_lease), self._as_read(batch))
+        made = await self._make(Change(commands, standing))
         return None if made is None else Claim(batch.batch_id, task, token, text)
 
     @checks_replies
-    async def renew(self, claim: Claim, lease_ms: int) -> Claim | None:
-        """The claim with a new lease; None where it does not stand any more."""
+    async def renew(self, claim: Claim, lease_ms: int) -> bool:
+        """Give a claim a new lease; False where it does not stand any more."""
         key, now_ms = self._names.batch_claims(claim.batch_id), await self._calls.now_ms()
-        owner = msgspec.json.decode(claim.text)[0]
-        text = _encode((owner, claim.token, now_ms + lease_ms, lease_ms))
-        made = await self._make(Change((("HSET", key, claim.task, text),), ((key, claim.task, claim.text),)))
-        return None if made is None else Claim(claim.batch_id, claim.task, claim.token, text)
+        renewed = (("HSET", key, claim.task + _LEASE, _encode((now_ms + lease_ms, lease_ms))),)
+        return await self._make(Change(renewed, ((key, claim.task, claim.text),))) is not None
 
     @checks_replies
     async def give_back(self, claim: Claim) -> None:
         """Let others claim a task that is not done."""
         key = self._names.batch_claims(claim.batch_id)
-        await self._make(Change((("HDEL", key, claim.task),), ((key, claim.task, claim.text),)))
+        gone = (("HDEL", key, claim.task, claim.task + _LEASE),)
+        await self._make(Change(gone, ((key, claim.task, claim.text),)))
 
     @checks_replies
     async def finish_range(self, batch: Batch, claim: Claim, done: RangeDone) -> bool:
@@ -196,7 +201,7 @@ class BatchBook(Changes):
                         number,
                         _encode((done.part, done.completed, done.failed)),
                     ),
-                    ("HDEL", claims, number),
+                    ("HDEL", claims, number, number + _LEASE),
                 ),
                 ((claims, number, claim.text), (own, batch.batch_id, text)),
             )
@@ -218,6 +223,8 @@ def _done_from(text: bytes) -> RangeDone:
     return RangeDone(str(part), int(completed), int(failed))
 
 
-def _stands(claim: bytes, now_ms: int) -> bool:
-    _, _, expires_ms, lease_ms = msgspec.json.decode(claim)
+def _runs(lease: bytes | None, now_ms: int) -> bool:
+    if lease is None:
+        return False
+    expires_ms, lease_ms = msgspec.json.decode(lease)
     return lease_runs(expires_ms, lease_ms, now_ms)
