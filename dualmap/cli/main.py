@@ -101,7 +101,7 @@ COMMANDS = {
         ("", "load sql-writer /adapters/sql-writer --rank 16", "unload sql-writer", "--pool small --json"),
     ),
     "batches": Command(
-        "batches of requests that nobody waits for, and how far they are",
+        "batches of requests that no client waits for, and how far they are",
         "dualmap.cli.batches",
         ("", "--tenant acme --json"),
     ),

@@ -351,7 +351,7 @@ class RouterSettings(BaseModel):
     )
 
     # batches -------------------------------------------------------------------------------------------------
-    batches: BatchSettings = Field(BatchSettings(), description="files, and requests that nobody waits for")
+    batches: BatchSettings = Field(BatchSettings(), description="files, and requests that no client waits for")
 
     # recording -----------------------------------------------------------------------------------------------
     record_dir: Path | None = Field(

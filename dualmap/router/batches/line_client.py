@@ -1,4 +1,4 @@
-"""The client of a line: nobody, who keeps the answer.
+"""The client of a line, which keeps the answer.
 
 A line may be answered by a stream, so that its answer can leave an instance and continue elsewhere. It is kept as the
 whole answer that a client would have got at once.

@@ -1,4 +1,4 @@
-"""Ids of files and batches: random, so that nobody guesses those of others."""
+"""Ids of files and batches: random, so that no client guesses those of others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The plan of a batch: its lines, checked, in the order in which they are run.
 
 Lines whose prompts begin alike are run one after the other, so that an instance computes the common beginning once. The
-plan is a file of entries of equal length, so that whoever runs a range reads that part of it alone.
+plan is a file of entries of equal length, so that a replica that runs a range reads that part of it alone.
 """
 
 from __future__ import annotations

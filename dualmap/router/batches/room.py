@@ -46,7 +46,7 @@ class LineRoom:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
             try:
-                await turn  # whoever ends it has counted this line
+                await turn  # ``_let_in`` has counted this line
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
                     self._leave()
@@ -76,7 +76,7 @@ class LineRoom:
                 try:
                     self.most = await self._look()
                 except StoreError as error:
-                    self.most = 0  # without the store nobody knows who waits
+                    self.most = 0  # without the store it is not known who waits
                     _log.debug("no line of a batch begins: %s", error)
                 self._let_in()
             await self._runtime.context.clock.sleep(LOOKED_AT_EVERY_S)

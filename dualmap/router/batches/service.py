@@ -159,7 +159,11 @@ class Batches:
 
 
 def open_batches(settings: BatchSettings, book: BatchBook, *, forbidden_paths: Iterable[str] = ()) -> Batches | None:
-    """The files and batches of a fleet; None where no storage is configured. Raises ValueError where it cannot be used."""
+    """The files and batches of a fleet; None where no storage is configured.
+
+    Raises:
+        ValueError: the storage cannot be used.
+    """
     if settings.storage is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Where the bytes of files and batches lie: a folder, or whatever else fsspec opens. The same for all replicas.
+"""Where the bytes of files and batches lie: a folder, or what else fsspec opens, the same for all replicas.
 
     files/FILE_ID               what clients upload and download
     batches/BATCH_ID/plan       the lines of the input file, in the order in which they are run

@@ -1,1 +1,1 @@
-"""Batches of requests that nobody waits for: their states, and the room that interactive work leaves them."""
+"""Batches of requests that no client waits for: their states, and the room that interactive work leaves them."""

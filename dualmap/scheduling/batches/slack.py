@@ -1,6 +1,6 @@
 """How many requests of batches an instance takes beside those that somebody waits for.
 
-A request of a batch gets room where nobody else would notice: where little waits to be prefilled, where memory is left
+Batches get room where interactive requests would not notice: where little waits to be prefilled, where memory is left
 for the contexts that interactive requests are about to bring, and where the decode batch is far from full. The rule
 looks at one instance at a moment; replicas apply it several times a second.
 """
