@@ -10,17 +10,8 @@ from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
 from dualmap.statestore.batches.batch_book import END, BatchBook, Claim, FileRecord
 from dualmap.statestore.connect import Store
 from tests.statestore.samples import HandClock
+from tests.support.batches import NEW_BATCH as NEW
 
-NEW = Batch(
-    batch_id="batch_1",
-    tenant="acme",
-    key="ci",
-    endpoint="/v1/completions",
-    input_file="file-1",
-    completion_window="24h",
-    created_s=100,
-    expires_s=200,
-)
 RUNNING = replace(NEW.entered(Status.IN_PROGRESS, 110), lines=100)
 LEASE_MS = 5000
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
+from dualmap.scheduling.batches.batch import RangeDone, Status
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
@@ -53,6 +53,7 @@ from tests.statestore.samples import (
     placement,
     record,
 )
+from tests.support.batches import NEW_BATCH
 
 ROOT = Path(__file__).parents[2]
 DESCRIPTION = (ROOT / "docs/reference/redis-keys.md").read_text("utf-8")
@@ -166,15 +167,12 @@ async def turns_wait(pool: PoolStore) -> None:
 
 
 async def live_through_a_batch(book: BatchBook) -> None:
-    about = {"batch_id": "batch_1", "tenant": "acme", "key": "ci", "endpoint": "/v1/completions"}
-    times = {"completion_window": "24h", "created_s": 1, "expires_s": 2}
-    new = Batch(**about, **times, input_file="file-1")
-    running = replace(new.entered(Status.IN_PROGRESS, 1), lines=40)
+    running = replace(NEW_BATCH.entered(Status.IN_PROGRESS, 1), lines=40)
     await book.put_file(
         FileRecord(file_id="file-1", tenant="acme", name="a", purpose="batch", size_bytes=1, created_s=1)
     )
-    await book.create(new)
-    await book.change(new, running)
+    await book.create(NEW_BATCH)
+    await book.change(NEW_BATCH, running)
     for task in ("0", "1"):
         claim = await book.claim(running, task, "one", 10_000)
         assert claim is not None

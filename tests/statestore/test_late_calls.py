@@ -13,7 +13,7 @@ import hiredis
 import pytest
 import redis
 
-from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
+from dualmap.scheduling.batches.batch import RangeDone, Status
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import DisprovedTier
@@ -40,6 +40,7 @@ from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
 from dualmap.statestore.tenants.tenant_book import Edition, TenantBook
 from tests.statestore.holding_proxy import HoldingProxy, holding_proxy
 from tests.statestore.samples import CHAIN, SCHEDULING, chain, instance, placement, record
+from tests.support.batches import NEW_BATCH
 
 TIMEOUT_S = 0.2
 """For a call: as long as the test has to wait until the caller has given up."""
@@ -338,27 +339,18 @@ async def test_a_change_of_tenants_that_was_given_up_changes_nothing_when_it_is_
         before = _kept(client)
         assert len(before) == 3
 
-        with pytest.raises(StoreUnavailableError):
-            await TENANT_CHANGES[call](book, edition)
-        assert proxy.holds, "the call was under way"
-        proxy.deliver()
-        await _replied(proxy)
+        await _comes_late(TENANT_CHANGES[call](book, edition), proxy)
 
-        assert b"LATE" in proxy.replies
         assert _kept(client) == before
 
 
-_NEW = Batch(
-    batch_id="batch_1", tenant="acme", key="ci", endpoint="/v1/completions", input_file="file-1",
-    completion_window="24h", created_s=1, expires_s=2,
-)  # fmt: skip
-_RUNNING = replace(_NEW.entered(Status.IN_PROGRESS, 1), lines=40)
+_RUNNING = replace(NEW_BATCH.entered(Status.IN_PROGRESS, 1), lines=40)
 _FILE = FileRecord(file_id="file-2", tenant="acme", name="a", purpose="batch", size_bytes=1, created_s=1)
 BATCH_READS = frozenset({"file", "files", "batch", "batches", "open", "progress", "claims", "now_s"})
 BATCH_CHANGES: dict[str, Callable[[BatchBook, Claim], Awaitable[Any]]] = {
     "put_file": lambda book, _: book.put_file(_FILE),
     "remove_file": lambda book, _: book.remove_file("acme", "file-1"),
-    "create": lambda book, _: book.create(replace(_NEW, batch_id="batch_2")),
+    "create": lambda book, _: book.create(replace(NEW_BATCH, batch_id="batch_2")),
     "change": lambda book, _: book.change(_RUNNING, _RUNNING.cancelled(2)),
     "claim": lambda book, _: book.claim(_RUNNING, "1", "late", 60_000),
     "renew": lambda book, claim: book.renew(claim, 90_000),
@@ -371,8 +363,8 @@ async def _batch_book(store: RedisStore) -> tuple[BatchBook, Claim]:
     """A book in which every call has something to change."""
     book = store.batches
     await book.put_file(replace(_FILE, file_id="file-1"))
-    await book.create(_NEW)
-    assert await book.change(_NEW, _RUNNING)
+    await book.create(NEW_BATCH)
+    assert await book.change(NEW_BATCH, _RUNNING)
     claim = await book.claim(_RUNNING, "0", "one", 60_000)
     assert claim is not None
     return book, claim
@@ -394,14 +386,19 @@ async def test_a_change_of_batches_that_was_given_up_changes_nothing_when_it_is_
         proxy.mark = OF_A_SCRIPT
         before = _kept(client)
 
-        with pytest.raises(StoreUnavailableError):
-            await BATCH_CHANGES[call](book, claim)
-        assert proxy.holds, "the call was under way"
-        proxy.deliver()
-        await _replied(proxy)
+        await _comes_late(BATCH_CHANGES[call](book, claim), proxy)
 
-        assert b"LATE" in proxy.replies
         assert _kept(client) == before
+
+
+async def _comes_late(call: Awaitable[object], proxy: HoldingProxy) -> None:
+    """Have a call given up, deliver it then, and wait until it is refused."""
+    with pytest.raises(StoreUnavailableError):
+        await call
+    assert proxy.holds, "the call was under way"
+    proxy.deliver()
+    await _replied(proxy)
+    assert b"LATE" in proxy.replies
 
 
 async def _replied(proxy: HoldingProxy) -> None:
@@ -463,10 +460,6 @@ async def test_an_entry_of_the_ledger_that_was_given_up_is_not_made_when_it_is_d
         before, former = _kept(client), await store.allotments.entry("acme/requests/minute")
         proxy.mark = OF_A_SCRIPT
 
-        with pytest.raises(StoreUnavailableError):
-            await store.allotments.enter("acme/requests/minute", former, LedgerEntry(1, 60, {"a": 60}))
-        assert proxy.holds, "the call was under way"
-        proxy.deliver()
-        await _replied(proxy)
+        await _comes_late(store.allotments.enter("acme/requests/minute", former, LedgerEntry(1, 60, {"a": 60})), proxy)
 
         assert _kept(client) == before

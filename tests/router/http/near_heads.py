@@ -14,6 +14,7 @@ from dualmap.router.http.plain_heads import ReadAnswer, ReadRequest
 from dualmap.router.http.request_reader import ClientRequest, RequestReader
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.scheduling.request.outcome import InstanceFailure
+from tests.router.http.idle_transport import IdleTransport
 
 REQUEST_LINES: Final = (
     *[b"POST /v1/chat/completions HTTP/1.1"] * 40, b"POST /v1/messages HTTP/1.1", b"POST /v1/embeddings HTTP/1.0",
@@ -107,21 +108,6 @@ def requests_in(pieces: list[bytes], read_plain: ReadRequest) -> list[Any]:
     return found
 
 
-class _Transport:
-    def is_closing(self) -> bool:
-        return False
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def writelines(self, data: object) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def get_extra_info(self, name: str) -> object:
-        return self if name == "sslcontext" else None
-
-
 class _Sink:
     def __init__(self) -> None:
         self.found: list[Any] = []
@@ -153,7 +139,7 @@ def answer_in(pieces: list[bytes], read_plain: ReadAnswer) -> list[Any]:
 
 async def _answer_in(pieces: list[bytes], read_plain: ReadAnswer) -> list[Any]:
     connection, sink = UpstreamConnection("http://instance", read_plain=read_plain), _Sink()
-    connection.connection_made(_Transport())
+    connection.connection_made(IdleTransport())
     connection.start([b""])
     connection.answer_to(sink)
     for piece in filter(None, pieces):

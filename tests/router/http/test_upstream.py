@@ -7,23 +7,7 @@ import pytest
 from dualmap.router.answers.head import AnswerHead
 from dualmap.router.http.upstream import UpstreamConnection
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure
-
-
-class Wire:
-    """A transport that is always there."""
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def writelines(self, data: object) -> None: ...
-
-    def abort(self) -> None: ...
-
-    def get_extra_info(self, name: str) -> object:
-        return self if name == "sslcontext" else None
+from tests.router.http.idle_transport import IdleTransport
 
 
 class Sink:
@@ -44,7 +28,7 @@ class Sink:
 
 def feed(*pieces: bytes) -> Sink:
     sink, connection = Sink(), UpstreamConnection("http://instance")
-    connection.connection_made(Wire())
+    connection.connection_made(IdleTransport())
     connection.start([b""])
     connection.answer_to(sink)
     for piece in pieces:
@@ -73,7 +57,7 @@ ANSWERS = [
 async def test_line_ends_behind_an_answer_are_cut_and_its_connection_is_not_kept(answer: bytes, excess: bytes) -> None:
     for *pieces, last in cuts(answer):
         sink, connection = Sink(), UpstreamConnection("http://instance")
-        connection.connection_made(Wire())
+        connection.connection_made(IdleTransport())
         connection.start([b""])
         connection.answer_to(sink)
         for piece in [*pieces, last + excess]:

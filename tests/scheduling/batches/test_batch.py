@@ -8,23 +8,12 @@ import pytest
 
 from dualmap.scheduling.batches.batch import (
     RANGE_LINES,
-    Batch,
     BatchTransitionError,
     Progress,
     RangeDone,
     Status,
 )
-
-BATCH = Batch(
-    batch_id="batch_1",
-    tenant="acme",
-    key="ci",
-    endpoint="/v1/completions",
-    input_file="file-1",
-    completion_window="24h",
-    created_s=100,
-    expires_s=200,
-)
+from tests.support.batches import NEW_BATCH as BATCH
 
 
 def test_a_batch_goes_from_state_to_state_and_notes_when() -> None:
