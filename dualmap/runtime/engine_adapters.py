@@ -44,7 +44,7 @@ class Made:
     listed: ModelList = UNREAD
     """The names that the server lists since."""
     status: int = 0
-    """Of the answer that the complaint is about; 0: there was none."""
+    """The status of the answer that the complaint is about; 0: there was none."""
 
 
 class EngineAdapters:

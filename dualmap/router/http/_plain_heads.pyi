@@ -9,7 +9,7 @@ def read_answer(data: bytes, max_head_bytes: int, /) -> tuple[int, list[_Header]
     """See ``plain_heads.ReadAnswer``."""
 
 def without(fields: list[_Header], dropped: frozenset[bytes], /) -> list[_Header]:
-    """As ``plain_heads.without_in_python``."""
+    """Does what ``plain_heads.without_in_python`` does."""
 
 def lines(begin: bytes, fields: list[_Header], end: bytes, /) -> bytes:
-    """As ``plain_heads.lines_in_python``."""
+    """Does what ``plain_heads.lines_in_python`` does."""

@@ -27,7 +27,7 @@ from dualmap.statestore.port import ReplicaPool
 log = logging.getLogger(__name__)
 
 WAITS_S: Final = 60.0
-"""Time that a request waits for a load at most. The load goes on, for those that come later."""
+"""Time that a request waits for a load at most. The load continues, for requests that come later."""
 LOOKS_EVERY_S: Final = 0.5
 """Time after which a request that waits sees whether its instance is still in service."""
 AGAIN_S: Final = 2.0

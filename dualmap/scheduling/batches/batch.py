@@ -98,11 +98,6 @@ class Batch:
     def is_over(self) -> bool:
         return self.status in ENDED
 
-    @property
-    def runs(self) -> bool:
-        """Whether its ranges may be claimed."""
-        return self.status is Status.IN_PROGRESS
-
     def entered(self, status: Status, now_s: int) -> Batch:
         """The batch once it has entered a status.
 
