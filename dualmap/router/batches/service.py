@@ -25,7 +25,6 @@ from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
 
 INPUT_PURPOSE: Final = "batch"
-TOO_LARGE: Final = "divide it, or raise router.batches.max_file_bytes"
 _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW_S: Final = 30 * 86400
@@ -58,7 +57,8 @@ class Batches:
         size_bytes, most_bytes = source.seek(0, os.SEEK_END), self.settings.max_file_bytes
         source.seek(0)
         if size_bytes > most_bytes:
-            raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {TOO_LARGE}", param="file")
+            advice = "divide it, or raise router.batches.max_file_bytes"
+            raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {advice}", param="file")
         tenant = tenant_of(caller)
         await self._check_room(tenant, size_bytes)
         file_id = new_file_id()

@@ -196,7 +196,11 @@ class GroupHoldings:
         return block_tokens == self._unit_tokens < self.block_tokens and not has_long_states
 
     def with_blocks_of(self, block_tokens: int) -> GroupHoldings:
-        """Return these groups beside a main one of longer blocks, none of which has come. Raises AmbiguousEventsError."""
+        """Return these groups beside a main one of longer blocks, none of which has come.
+
+        Raises:
+            AmbiguousEventsError: they have no place beside such blocks.
+        """
         found = GroupHoldings(self.main, block_tokens)
         for number, alike in self._of_group.items():
             found.store(number, alike.group, ())
