@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from random import Random
 from typing import Any, Final
 
 from xxhash import xxh3_64_intdigest
@@ -58,6 +56,7 @@ from dualmap.router.prompts.token_bounds import passed_on_tokens, unread_tokens
 from dualmap.router.steps import without_pause
 from dualmap.router.tenants.directory import TenantDirectory
 from dualmap.router.tenants.signed_tokens import FETCH_TIMEOUT_S
+from dualmap.runtime.own_random import own_random
 from dualmap.scheduling.prompts.blocks import TextPrompt
 from dualmap.scheduling.settings import MAX_SLO_S
 
@@ -87,7 +86,6 @@ _MOST_ANSWERS: Final = 1 << 20
 """More are counted as so many; no engine computes them."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
-_random = Random(os.urandom(32))
 
 
 def make_head_check(
@@ -481,7 +479,7 @@ def may_split(path: str, body: Mapping[str, Any], limit: int | None) -> bool:
 
 def mint_request_id() -> str:
     """A request id that no other replica mints; it need not be secret."""
-    return f"{_random.getrandbits(128):032x}"
+    return f"{own_random.getrandbits(128):032x}"
 
 
 def read_request_id(header: str | None) -> str:

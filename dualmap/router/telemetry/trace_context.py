@@ -5,17 +5,16 @@ Source: W3C Trace Context, level 1. ``tracestate`` is passed on as it came.
 
 from __future__ import annotations
 
-import os
 import re
-from random import Random
 from typing import NamedTuple
+
+from dualmap.runtime.own_random import own_random
 
 FIELD = b"traceparent"
 
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SAMPLED = 1
 _AT_ONCE = 64
-_random = Random(os.urandom(32))
 
 
 class TraceContext(NamedTuple):
@@ -51,15 +50,15 @@ class TraceContexts:
             trace_id, parent_id = int(found[1], 16), int(found[2], 16)
             if trace_id and parent_id:
                 return TraceContext(
-                    trace_id, _random.getrandbits(64) or 1, parent_id, bool(int(found[3], 16) & _SAMPLED)
+                    trace_id, own_random.getrandbits(64) or 1, parent_id, bool(int(found[3], 16) & _SAMPLED)
                 )
         if not self._new:
             self._new = [self._new_trace() for _ in range(_AT_ONCE)]
         return self._new.pop()
 
     def _new_trace(self) -> TraceContext:
-        trace_id, span_id = _random.getrandbits(128) or 1, _random.getrandbits(64) or 1
-        sampled = _random.random() < self._sample_share
+        trace_id, span_id = own_random.getrandbits(128) or 1, own_random.getrandbits(64) or 1
+        sampled = own_random.random() < self._sample_share
         return TraceContext(trace_id, span_id, 0, sampled, _header(trace_id, span_id, sampled))
 
 
