@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Iterator
 
 import pytest
 from rich.console import Console
@@ -22,17 +20,6 @@ FOUND = {
         {"adapter": "static", "running": 0, "idle_s": None, "device": [], "host": ["a"], "registered": None},
     ],
 }
-
-
-@pytest.fixture
-def replica() -> Iterator[Replica]:
-    made = Replica()
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    yield made
-    made.shutdown()
-    thread.join()
-    made.server_close()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +69,17 @@ def test_the_table_says_where_each_is_and_what_is_wrong() -> None:
     ]
     assert "sql: c has its former weights, and is to replace them" in lines
     assert "sql: d does not load it: it answered 404" in lines
+
+
+def test_a_name_that_looks_like_a_style_is_shown_as_it_is(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:
+    named = [FOUND["adapters"][0] | {"adapter": name} for name in ("[/b]", "[red]sql[/red]")]
+    replica.answers = [(200, FOUND | {"adapters": named})]
+
+    assert main(["adapters", "--url", replica.url]) == 0
+
+    shown = capsys.readouterr().out
+    assert "[/b] " in shown
+    assert "[red]sql[/red]" in shown
 
 
 def test_a_replica_of_an_older_version_is_understood() -> None:

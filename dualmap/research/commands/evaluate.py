@@ -6,6 +6,8 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from rich.text import Text
+
 from dualmap.research.commands.options import add_bench_arguments, bench_of
 from dualmap.research.report import render_html, render_json
 from dualmap.research.studies.plan import FULL, PRESET, QUICK, Plan, rules_of
@@ -87,6 +89,6 @@ def _run(arguments: argparse.Namespace) -> int:
     console = terminal()
     for section in sections:
         for finding in section.findings:
-            console.print(f"[bold]{section.title}[/bold]: {finding}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble((section.title, "bold"), f": {finding}"), soft_wrap=True)
     console.print(f"Report: {arguments.out / 'report.html'}, figures: {arguments.out / 'results.json'}", soft_wrap=True)
     return 0

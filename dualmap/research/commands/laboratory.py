@@ -164,9 +164,9 @@ def _show(outcome: SuiteResult) -> None:
     console = terminal()
     summary = first_tables(outcome)
     if summary:
-        console.print(f"[bold underline]{SUMMARY}[/bold underline]\n")
+        console.print(f"{SUMMARY}\n", style="bold underline")
     for table in (*summary, *detail_tables(outcome)):
-        console.print(f"[bold]{table.title}[/bold]", highlight=False, soft_wrap=True)
+        console.print(table.title, style="bold", highlight=False, soft_wrap=True)
         console.print(rich_table(table, console.width))
         for note in filter(None, table.notes):
             console.print(note, highlight=False, soft_wrap=True)
