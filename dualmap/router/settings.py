@@ -27,6 +27,7 @@ ENGINE_PATHS = (
     "/*weight*",
     "/abort_requests",
     "/collective_rpc",
+    "/emulator",
     "/fault_tolerance",
     "/get_world_size",
     "/is_*",
@@ -43,7 +44,7 @@ ENGINE_PATHS = (
     "/v1/unload_lora_adapter",
     "/wake_up",
 )
-"""Paths by which vLLM's server is managed, or shows how it is run."""
+"""Paths by which vLLM's server, or an emulated one, is managed, or shows how it is run."""
 
 Origin = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s]+)$")]
 """An origin as browsers send it: no path, and no slash at the end."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from dualmap.api_bodies.json_body import UnreadableJsonError
 from dualmap.api_bodies.json_body import read_json as read_any_json
@@ -11,16 +13,28 @@ from dualmap.api_bodies.lax_values import lax_bool, lax_int
 from dualmap.simulation.emulator.errors import bad_request, invalid, missing
 
 Body = Mapping[str, Any]
+_KEPT: Final = frozenset({
+    "cache_salt", "format", "instructions", "kv_transfer_params", "lora_name", "lora_path", "metadata", "model",
+    "output_config", "previous_response_id", "request_id", "response_format", "structured_outputs", "temperature",
+    "text", "tool_choice", "tools", "top_p",
+})  # fmt: skip
+"""Fields that an engine, or an answer, gets as they are. A prompt becomes tokens, which any text of JSON can."""
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The request's JSON object. Raises ApiError."""
+    """The request's JSON object. A field that is kept is refused where no JSON in UTF-8 holds it: it has a lone
+    surrogate, or 255 levels. Raises ApiError."""
     try:
         payload = read_any_json(body)
     except UnreadableJsonError as error:
         raise invalid(str(error.position), "json_invalid", f"JSON decode error: {error.reason}", {}) from error
     if not isinstance(payload, dict):
         raise invalid("", "model_attributes_type", "Input should be a valid dictionary", payload)
+    for name in payload.keys() & _KEPT:
+        try:
+            orjson.dumps(payload[name])
+        except TypeError as error:
+            raise invalid(name, "value_error", f"Value error, {error}", {}) from error
     return payload
 
 

@@ -159,8 +159,7 @@ class MessageReply:
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         """The prompt's tokens in three parts: read from the cache, put there in whole blocks, and the rest."""
-        whole_tokens = usage.prompt_tokens // self._block_tokens * self._block_tokens
-        created = max(0, whole_tokens - usage.cached_tokens)
+        created = usage.created_tokens(self._block_tokens)
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens - created,
             "output_tokens": usage.completion_tokens,

@@ -30,6 +30,10 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
 
+    def created_tokens(self, block_tokens: int) -> int:
+        """The prompt's tokens that were put into the cache, in whole blocks."""
+        return max(0, self.prompt_tokens // block_tokens * block_tokens - self.cached_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Ended:

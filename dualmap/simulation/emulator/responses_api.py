@@ -121,16 +121,18 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generati
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
     sampling = Sampling(max_tokens, given=given)
     gen_request = generation([_prompt(payload)], sampling, limits, cache_scope(payload, limits))
-    return gen_request, ResponseReply(gen_request, stamp, wanted, text(payload, "request_id"))
+    answer_id = text(payload, "request_id") or f"resp_{stamp.request_id}"
+    return gen_request, ResponseReply(gen_request, stamp, wanted, answer_id, limits.block_tokens)
 
 
 class ResponseReply:
     """One response: a message, or a call of a function."""
 
     def __init__(
-        self, gen_request: GenerationRequest, stamp: Stamp, wanted: Wanted, answer_id: str | None = None
+        self, gen_request: GenerationRequest, stamp: Stamp, wanted: Wanted, answer_id: str, block_tokens: int
     ) -> None:
-        self.answer_id = answer_id or f"resp_{stamp.request_id}"
+        self.answer_id = answer_id
+        self._block_tokens = block_tokens
         mark = xxhash.xxh3_64_hexdigest(self.answer_id.encode())
         self._item_id = f"fc_{mark}" if wanted.call else f"msg_{mark}"
         self._call_id = f"chatcmpl-tool-{mark}"
@@ -232,7 +234,7 @@ class ResponseReply:
             "reasoning": None,
             "service_tier": "auto",
             "truncation": "disabled",
-            "usage": None if usage is None else _usage(usage),
+            "usage": None if usage is None else _usage(usage, self._block_tokens),
             "user": None,
         }
 
@@ -251,12 +253,22 @@ def _part(said: str) -> dict[str, Any]:
     return {"type": "output_text", "text": said, "annotations": [], "logprobs": None}
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage, block_tokens: int) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.created_tokens(block_tokens),
+            "input_tokens_per_turn": [],
+            "cached_tokens_per_turn": [],
+        },
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {
+            "reasoning_tokens": 0,
+            "tool_output_tokens": 0,
+            "output_tokens_per_turn": [],
+            "tool_output_tokens_per_turn": [],
+        },
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
 

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
 import xxhash
 
+from dualmap.api_bodies.json_body import write_json
 from dualmap.api_bodies.prompt import without_billing_line
 
 TOKEN_BYTES = 4
@@ -105,7 +105,7 @@ def block_hashes(text: bytes, block_tokens: int, salt: str = "", images: Sequenc
     for at in range(0, len(text) - size + 1, size):
         hasher.update(view[at : at + size])
         if images and (keys := image_keys(images, block_tokens, at // size)):
-            hasher.update(orjson.dumps(keys))
+            hasher.update(write_json(keys))
         hashes.append(hasher.intdigest())
     return tuple(hashes)
 
@@ -118,7 +118,7 @@ def render_chat(messages: Sequence[Mapping[str, Any]], tools: object = None) -> 
     """
     rendering = _Rendering()
     if tools:
-        rendering.add(b"<|im_start|>system\n" + orjson.dumps(tools) + b"<|im_end|>\n")
+        rendering.add(b"<|im_start|>system\n" + write_json(tools) + b"<|im_end|>\n")
     for message in messages:
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(role, str) or not role:
@@ -155,7 +155,7 @@ class _Rendering:
         elif content is not None:
             raise ValueError("a message's content must be text or a list of parts")
         if calls:
-            self.add(orjson.dumps(calls))
+            self.add(write_json(calls))
         if role == "system" and len(self.images) == images:
             shown = without_billing_line(bytes(self.data[start:]))
             assert isinstance(shown, bytes)
@@ -168,7 +168,7 @@ class _Rendering:
         elif isinstance(part, Mapping) and kind in _IMAGES:
             self._add_image(part)
         else:
-            self.add(orjson.dumps(part))
+            self.add(write_json(part))
 
     def _add_image(self, part: Mapping[str, Any]) -> None:
         """Add its tokens behind the text before it, whose last token is filled up."""

@@ -77,7 +77,8 @@ def test_a_compressed_body_is_refused_by_name_where_the_router_must_read_it_and_
 @pytest.mark.parametrize(
     "path",
     ["/sleep", "/sleep/", "//sleep", "/%73leep", "/v1/../sleep", "/sleep/now", "/v1/load_lora_adapter",
-     "/update_weights", "/init_weight_transfer_engine", "/v1%2Fload_lora_adapter", "/a/%2e%2e/wake_up"],
+     "/update_weights", "/init_weight_transfer_engine", "/v1%2Fload_lora_adapter", "/a/%2e%2e/wake_up",
+     "/emulator/die"],
 )  # fmt: skip
 def test_paths_that_change_an_engine_are_not_passed_on_however_they_are_written(path: str) -> None:
     forbidden = RouterSettings().forbidden_paths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -72,6 +73,55 @@ async def test_the_same_request_gets_the_same_text_streamed_or_not(emulator: Emu
         streamed = "".join([chunk.choices[0].text async for chunk in stream])
     assert streamed == whole.choices[0].text
     assert len(streamed) == 120
+
+
+DEEP = "[" * 300 + "]" * 300
+ODD = "\\ud800"
+TOOL = f'{{"type": "function", "function": {{"name": "f", "parameters": {{"deep": {DEEP}}}}}}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", f'"cache_salt": "{ODD}"'),
+        ("/v1/chat/completions", f'"model": "{ODD}"'),
+        ("/v1/chat/completions", f'"request_id": "{ODD}"'),
+        ("/v1/chat/completions", f'"tools": [{TOOL}]'),
+        ("/v1/chat/completions", f'"tools": [{TOOL}], "tool_choice": "required"'),
+        ("/v1/chat/completions", f'"messages": [{{"role": "{ODD}", "content": "hi"}}]'),
+        (
+            "/v1/chat/completions",
+            f'"messages": [{{"role": "user", "content": [{{"type": "{ODD}", "text": {DEEP * 9}}}]}}]',
+        ),
+        ("/v1/completions", f'"cache_salt": "{ODD}", "stream": true'),
+        ("/v1/messages", f'"cache_salt": "{ODD}"'),
+        ("/v1/messages", f'"tools": [{{"name": "f", "input_schema": {{"deep": {DEEP}}}}}]'),
+        ("/v1/responses", f'"metadata": {{"a": "{ODD}"}}'),
+        ("/v1/responses", f'"metadata": {{"a": {DEEP}}}, "stream": true'),
+        ("/v1/embeddings", f'"request_id": "{ODD}"'),
+        ("/tokenize", f'"messages": [{{"role": "{ODD}", "content": "hi"}}]'),
+    ],
+)
+async def test_what_no_answer_can_hold_is_refused_and_the_connection_goes_on(
+    emulator: EmulatedInstance, path: str, fields: str
+) -> None:
+    prompt = {"/v1/completions": '"prompt": "hi"', "/v1/responses": '"input": "hi"', "/v1/embeddings": '"input": "hi"'}
+    usual = prompt.get(path, '"messages": [{"role": "user", "content": "hi"}]')
+    body = f'{{"model": "{MODEL}", "max_tokens": 1, "max_output_tokens": 1, {usual}, {fields}}}'
+    limits = httpx.Limits(max_connections=1)
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60, verify=False, limits=limits) as client:
+        refused = await client.post(path, content=body)
+        assert (refused.status_code, "error" in refused.json()) == (400, True)
+        assert (await client.post("/v1/chat/completions", json=chat())).status_code == 200
+
+
+async def test_a_lone_surrogate_in_a_prompt_is_text(http: httpx.AsyncClient) -> None:
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "\ud800"}}]
+    messages = [{"role": "user", "content": "\ud800"}, {"role": "assistant", "content": None, "tool_calls": calls}]
+
+    answer = await http.post("/v1/chat/completions", content=json.dumps({**chat(), "messages": messages}))
+
+    assert answer.status_code == 200
 
 
 async def test_text_and_its_token_ids_are_the_same_prompt(http: httpx.AsyncClient) -> None:

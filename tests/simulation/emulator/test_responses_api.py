@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.responses import Response
 
 from dualmap.simulation.emulator.instance import EmulatedInstance
 
@@ -74,6 +75,17 @@ async def test_a_conversation_goes_on_where_its_prefix_is_cached(openai_client: 
     again = await openai_client.responses.create(model=MODEL, input=turns, max_output_tokens=1)
     assert again.usage is not None
     assert again.usage.input_tokens_details.cached_tokens == 7 * 128
+
+
+async def test_a_response_has_all_fields_that_its_type_requires(http: httpx.AsyncClient) -> None:
+    body = {"model": MODEL, "input": "a" * 4000, "max_output_tokens": 1}
+    usages = []
+    for _ in range(2):
+        answer = await http.post("/v1/responses", json=body)
+        usage = Response.model_validate(answer.json()).usage  # the client's own reading lets fields be missing
+        assert usage is not None
+        usages.append((usage.input_tokens_details.cache_write_tokens, usage.input_tokens_details.cached_tokens))
+    assert usages == [(7 * 128, 0), (0, 7 * 128)]
 
 
 async def test_a_function_is_called_when_it_must_be_streamed_or_not(openai_client: openai.AsyncOpenAI) -> None:
