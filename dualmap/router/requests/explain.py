@@ -21,7 +21,7 @@ from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.tier_load import TierLoad
-from dualmap.scheduling.tenants.classes import class_band
+from dualmap.scheduling.tenants.classes import class_band, class_name
 from dualmap.scheduling.tenants.shares import Standing
 from dualmap.scheduling.values import in_order, value
 from dualmap.statestore.records import ReportedLoads
@@ -375,10 +375,8 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             (),
             detours,
         )
-    classes, class_name, class_rank = pool.scheduling.classes, "", 0
-    if classes:
-        class_rank = min(spec.claim.class_rank, len(classes) - 1)  # there can be fewer of them by now
-        class_name = classes[class_rank].name
+    classes = pool.scheduling.classes
+    class_rank = min(spec.claim.class_rank, max(0, len(classes) - 1))  # there can be fewer of them by now
     rounds: list[PlacementRound] = []
     hash_key = standing = None
     for course, attempt in machine.searches:
@@ -388,7 +386,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
             standing = placed.reply.standing
     return Explanation(
         origin,
-        Terms(pool.policy.name, class_name, class_rank, standing if tenant else None),
+        Terms(pool.policy.name, class_name(classes, class_rank), class_rank, standing if tenant else None),
         KeyedPrompt(
             spec.stored_tokens + chain.prompt_tokens,
             len(chain.hashes),

@@ -15,6 +15,7 @@ from dualmap.router.requests.explain import Explanation, PlacementRound
 from dualmap.scheduling.placing.placement import PlaceStatus
 from dualmap.scheduling.queues.queue_log import Deferral, Wait, WaitEnd, WentAhead
 from dualmap.scheduling.settings import PriorityClassSettings
+from dualmap.scheduling.tenants.classes import class_name
 from dualmap.statestore.errors import StoreError
 
 NAMED = 4
@@ -47,7 +48,7 @@ async def _waits_in(each: PlacementRound, explanation: Explanation, pool: Served
 def _wait_fields(wait: Wait, explanation: Explanation, pool: ServedPool) -> dict[str, Any]:
     classes = pool.scheduling.classes
     ahead = [
-        {"priority_class": class_name(each, classes), "tenant": each.tenant}
+        {"priority_class": class_name(classes, each.class_rank), "tenant": each.tenant}
         | {"requests": each.requests, "came_later": each.came_later}
         for each in wait.ahead
     ]
@@ -62,11 +63,6 @@ def _wait_fields(wait: Wait, explanation: Explanation, pool: ServedPool) -> dict
         "is_whole": wait.is_whole,
         "why": reasons(wait, explanation, classes),
     }
-
-
-def class_name(ahead: WentAhead, classes: Sequence[PriorityClassSettings]) -> str:
-    """The name of the class of those that went ahead; empty where the pool has none."""
-    return classes[min(ahead.class_rank, len(classes) - 1)].name if classes else ""
 
 
 def reasons(wait: Wait, explanation: Explanation, classes: Sequence[PriorityClassSettings]) -> list[str]:
@@ -114,4 +110,4 @@ def _went_ahead(wait: Wait, classes: Sequence[PriorityClassSettings]) -> str:
 
 def _sender(ahead: WentAhead, classes: Sequence[PriorityClassSettings]) -> str:
     tenant = f"tenant {ahead.tenant}" if ahead.tenant else "no tenant"
-    return f"class {class_name(ahead, classes)} and {tenant}" if classes else tenant
+    return f"class {class_name(classes, ahead.class_rank)} and {tenant}" if classes else tenant

@@ -229,13 +229,11 @@ class Intake:
         chain, caller, scheduling = prompt.chain, request.caller, route.pool.scheduling
         if route.lora is not None:
             chain = replace(chain, root=unsalted_seed(route.pool.settings.model, route.lora))
-        rank, class_name, requested_s = 0, "", request.slo_s
+        rank, class_name = 0, ""
         if scheduling.classes:
             rank = _class_rank(request, scheduling)
             its_class = scheduling.classes[rank]
             class_name = its_class.name
-            if requested_s is None:
-                requested_s = its_class.slo_ttft_s
             _set_engine_priority(request, scheduling, its_class)
         claim = NO_CLAIM
         if caller is not None:
@@ -250,7 +248,7 @@ class Intake:
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
-            slo_s(scheduling, prompt.tokens, requested_s),
+            slo_s(scheduling, prompt.tokens, request.slo_s, rank),
             route.model,
             claim,
             expected_output_tokens=prompt.expected_output_tokens,

@@ -26,6 +26,17 @@ def class_band(rank: int) -> int:
     return rank * LEVELS
 
 
+def class_name(classes: Sequence[PriorityClassSettings], rank: int) -> str:
+    """The name of the class of this place, or the lowest one where there are fewer by now; empty where there are
+    none."""
+    return classes[min(rank, len(classes) - 1)].name if classes else ""
+
+
+def rank_of_name(classes: Sequence[PriorityClassSettings], name: str) -> int:
+    """The place of the class of this name; of the usual one where there is no such class; 0 where there is none."""
+    return class_rank(classes, name or None) if classes else 0
+
+
 def rank_of_band(band: int) -> int:
     """The place of the class that a band belongs to."""
     return band // LEVELS

@@ -27,6 +27,7 @@ import orjson
 
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.tenants.classes import rank_of_name
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.figures.on_time import TPOT_SLO_S
 from dualmap.simulation.http_client import HttpClient, HttpClientError, Response
@@ -263,7 +264,9 @@ class _Replay:
         return self._arrivals.first_s + (clock_s - self._start_s) * self._options.time_scale
 
     def _slo_s(self, request: TraceRequest) -> float:
-        return slo_s(self._options.scheduling, request.input_tokens, request.slo_ttft_s)
+        scheduling = self._options.scheduling
+        rank = rank_of_name(scheduling.classes, request.priority)
+        return slo_s(scheduling, request.input_tokens, request.slo_ttft_s, rank)
 
     def _headers(self, request: TraceRequest) -> dict[str, str]:
         slo_ms = self._slo_s(request) * 1000 / self._options.time_scale

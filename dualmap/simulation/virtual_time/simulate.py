@@ -39,7 +39,7 @@ from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.runs.turn import UNNAMED, hashed_name
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, request_id_of
-from dualmap.scheduling.tenants.classes import class_rank
+from dualmap.scheduling.tenants.classes import rank_of_name
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.simulation.engine.engine import Engine
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, Event, EventKind, RequestRefusedError
@@ -366,10 +366,7 @@ class Simulation:
         return number >= scenario.skip_requests and self._now_s >= self._arrivals.first_s + scenario.skip_s
 
     def _new_outcome(self, request: TraceRequest, chain: Chain) -> RequestOutcome:
-        requested_s = request.slo_ttft_s
-        if requested_s is None and self._scheduling.classes:
-            requested_s = self._scheduling.classes[self._class_rank(request)].slo_ttft_s
-        target_s = slo_s(self._scheduling, chain.prompt_tokens, requested_s)
+        target_s = slo_s(self._scheduling, chain.prompt_tokens, request.slo_ttft_s, self._class_rank(request))
         outcome = RequestOutcome(
             self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant,
             run=self._runs.get(request.session, ""),
@@ -465,8 +462,7 @@ class Simulation:
         return int((number + 1) * share) > int(number * share)
 
     def _class_rank(self, request: TraceRequest) -> int:
-        classes = self._scheduling.classes
-        return class_rank(classes, request.priority or None) if classes else 0
+        return rank_of_name(self._scheduling.classes, request.priority)
 
     def _output_limit(self, leg_id: str) -> int | None:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else None
