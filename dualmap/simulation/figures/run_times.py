@@ -1,7 +1,8 @@
 """Times of whole runs of agents, from the first turn to the end of the last answer.
 
 Longer runs are more likely to be cut off by the end of a simulation. So the figures are those of the runs that began in
-the first half of the time that counts, whether they ended or not: one that did not counts with its time so far.
+the first half of the time that counts, whether they ended or not: one that did not counts with its time until the load
+ended.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def run_times(outcomes: Iterable[TurnOutcome], turns: Mapping[str, int], from_s:
     begun = [(turns[name], run) for name, run in runs.items() if from_s <= run.first_s <= half_s]
     if not begun:
         return None
-    times = [(length, (run.last_s if run.open_turns == 0 else max(until_s, run.last_s)) - run.first_s)
+    times = [(length, (run.last_s if run.open_turns == 0 else until_s) - run.first_s)
              for length, run in sorted(begun, key=lambda each: each[0])]  # fmt: skip
     ordered = sorted(time_s for _, time_s in times)
     short = sorted(time_s for _, time_s in times[: max(1, round(len(times) * SHORT_SHARE))])

@@ -534,7 +534,7 @@ class Simulation:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
-        self._turn_over(outcome)
+        self._turn_over(outcome, self._places[int(machine.request_id)])
         traced = self._traced(machine.request_id)
         if traced.priority and traced.priority == self._scenario.loop.lines:
             self._arrivals.line_ended()
@@ -543,14 +543,15 @@ class Simulation:
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
 
-    def _turn_over(self, outcome: RequestOutcome) -> None:
-        """Tell the rules of other projects, if there are such."""
+    def _turn_over(self, outcome: RequestOutcome, place: int) -> None:
+        """Tell the rules of other projects, if there are such. A client that stops reports its run as ended."""
         tokens = outcome.input_tokens + outcome.output_tokens
         if self._router_queue is not None:
             self._router_queue.ended(outcome.run, tokens)
         if self._pauses is not None and outcome.run:
             self._turns_left[outcome.run] -= 1
-            self._pauses.ended(outcome.run, tokens, is_last=self._turns_left[outcome.run] == 0)
+            is_last = self._turns_left[outcome.run] == 0 or self._arrivals.is_cut_off(place, self._now_s)
+            self._pauses.ended(outcome.run, tokens, is_last=is_last)
 
     def _leave_engines(self, machine: RequestMachine) -> None:
         """A request is no longer on its instances: abort a leg that is still there, and free what is staged for it and

@@ -112,6 +112,11 @@ class Arrivals:
         """The places that wait for the answer to this one."""
         return self._followers.get(place, ())
 
+    def is_cut_off(self, place: int, now_s: float) -> bool:
+        """Whether the load ends before anything follows this answer, which ends now."""
+        followers = self.followers(place)
+        return bool(followers) and all(now_s + _think_s(self._requests[each]) >= self._end_s for each in followers)
+
     def take(self) -> int:
         """The place of the next request, which is sent now."""
         self._left -= 1

@@ -32,6 +32,15 @@ def test_a_run_that_did_not_end_counts_with_its_time_so_far() -> None:
     assert times.mean_s == pytest.approx((2 + 40) / 2)
 
 
+def test_a_run_that_did_not_end_counts_until_the_load_ended_however_late_its_answer_came() -> None:
+    outcomes = [Outcome("a", 0.0, 1800.0), Outcome("b", 20.0, 21.0)]
+
+    times = run_times(outcomes, {"a": 2, "b": 1}, 0.0)
+
+    assert times is not None
+    assert times.mean_s == 20.0
+
+
 def test_the_short_third_has_the_fewest_turns_whatever_time_they_took() -> None:
     outcomes = [Outcome("short", 0.0, 30.0), Outcome("long", 0.0, 1.0), Outcome("long", 2.0, 3.0)]
     outcomes += [Outcome("longer", 0.0, 1.0), Outcome("longer", 2.0, 3.0), Outcome("longer", 80.0, 81.0)]

@@ -89,6 +89,7 @@ def test_every_turn_of_a_simulated_fleet_is_answered() -> None:
 
     assert all(outcome.answered for outcome in record.outcomes)
     assert any(outcome.held_s > 0 for outcome in record.outcomes)
+    assert max(outcome.held_s for outcome in record.outcomes) < 100, "clients that stop report their runs as ended"
 
 
 def test_it_excludes_the_fleets_own_admission() -> None:

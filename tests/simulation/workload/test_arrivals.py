@@ -76,6 +76,14 @@ def test_nothing_is_sent_after_the_end(loop: Loop) -> None:
     assert found and all(at_s < loop.seconds for at_s, _ in found) and len(found) < len(TWO_SESSIONS)
 
 
+def test_a_client_whose_next_turn_would_come_after_the_end_is_cut_off() -> None:
+    arrivals = Arrivals(Trace("t", 512, tuple(TWO_SESSIONS)), Loop(concurrency=1, seconds=12.0))
+
+    assert not arrivals.is_cut_off(0, 8.0)
+    assert arrivals.is_cut_off(0, 9.0), "the next turn of a would come 3 s later"
+    assert not arrivals.is_cut_off(2, 100.0), "nothing follows the last turn of a"
+
+
 def test_seconds_count_from_the_first_request() -> None:
     assert sent([turn(100), turn(104), turn(106)], Loop(seconds=5.0)) == [(100, 0), (104, 1)]
 
