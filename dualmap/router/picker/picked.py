@@ -450,6 +450,8 @@ class PickedRequest:
             fields.append((b":path", request.path.encode("latin-1") + query))
         if read.trace is not None:
             fields.append((trace_context.FIELD, read.trace.to_header()))
+        if machine.spec.run.run:  # vLLM's own field, in place of the client's name
+            fields.append((b"x-session-id", machine.spec.run.run.encode()))
         if plane.upstream_authorization is not None:
             fields.append((b"authorization", plane.upstream_authorization))
         keeps_credentials = plane.upstream_authorization is None and not plane.tenants.is_closed

@@ -29,10 +29,11 @@ class Dialect:
 
 
 DIALECTS: Final = (
+    # In front of those of agents, as there: who sets it stands between an agent and the fleet.
+    Dialect("Dynamo", b"x-dynamo-session-id", parent=b"x-dynamo-parent-session-id", parent_is_run=True),
     Dialect("Claude Code", b"x-claude-code-session-id", b"x-claude-code-agent-id", b"x-claude-code-parent-agent-id"),
     Dialect("Codex", b"session-id", b"thread-id"),
     Dialect("opencode", b"x-opencode-session", parent=b"x-parent-session-id", parent_is_run=True),
-    Dialect("Dynamo", b"x-dynamo-session-id", parent=b"x-dynamo-parent-session-id", parent_is_run=True),
     Dialect("Qwen Code", b"x-qwen-code-session-id"),
     Dialect("Grok", b"x-grok-conv-id"),
     Dialect("LiteLLM, OpenHands", b"x-litellm-session-id"),
@@ -45,10 +46,11 @@ DIALECTS: Final = (
     Dialect("AIPerf", b"x-correlation-id"),
 )
 """In the order in which they count."""
-_BY_FIELD: Final = {each.run: (place, each) for place, each in enumerate(DIALECTS)}
+_BY_FIELD: Final = {each.run: each for each in DIALECTS}
 _RUN_FIELDS: Final = frozenset(_BY_FIELD)
 _field_name: Final = itemgetter(0)
-_BODY_FIELDS: Final = frozenset({"metadata", "prompt_cache_key", "session_id"})
+_BODY_SESSIONS: Final = ("session_id", "litellm_session_id")
+_BODY_FIELDS: Final = frozenset({"metadata", "prompt_cache_key", *_BODY_SESSIONS})
 _CLAUDE_SESSION: Final = re.compile(r'session_(?:id": ?")?([0-9a-fA-F-]{36})')
 """In ``user_id``, which is ``user_…_session_UUID``, or in later versions a text of JSON with a ``session_id``."""
 _ID: Final = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}")
@@ -69,24 +71,19 @@ class SentRun:
 
 def run_of(fields: Sequence[tuple[bytes, bytes]], body: Mapping[str, Any]) -> SentRun | None:
     """The run that a request names, by its header fields, whose names are lower-case, and its body; None: none."""
-    first, place = None, len(DIALECTS)
-    for name, text in () if _RUN_FIELDS.isdisjoint(map(_field_name, fields)) else fields:  # few requests have any
-        known = _BY_FIELD.get(name)
-        if known is not None and known[0] < place and text and len(text) <= _LONGEST:
-            place, first = known[0], text
-    if first is not None:
-        return _by_header(DIALECTS[place], first, fields)
+    if named := _RUN_FIELDS.intersection(map(_field_name, fields)):  # few requests have any
+        texts = dict(reversed(fields))  # of several fields of a name the first one counts
+        for dialect in DIALECTS if len(named) > 1 else [_BY_FIELD[name] for name in named]:
+            text = texts.get(dialect.run)
+            if text and len(text) <= _LONGEST:
+                return _by_header(dialect, text, texts)
     return None if _BODY_FIELDS.isdisjoint(body) else _by_body(body)
 
 
-def _by_header(dialect: Dialect, text: bytes, fields: Sequence[tuple[bytes, bytes]]) -> SentRun:
-    session, agent, parent = text.decode("latin-1"), "", ""
-    if dialect.agent or dialect.parent:
-        for name, other in fields:
-            if name == dialect.agent:
-                agent = other[:_LONGEST].decode("latin-1")
-            elif name == dialect.parent:
-                parent = other[:_LONGEST].decode("latin-1")
+def _by_header(dialect: Dialect, text: bytes, texts: Mapping[bytes, bytes]) -> SentRun:
+    session = text.decode("latin-1")
+    agent = texts.get(dialect.agent, b"")[:_LONGEST].decode("latin-1")
+    parent = texts.get(dialect.parent, b"")[:_LONGEST].decode("latin-1")
     field = dialect.run.decode()
     if dialect.parent_is_run and parent:
         return SentRun(parent, session, parent, field)
@@ -94,9 +91,10 @@ def _by_header(dialect: Dialect, text: bytes, fields: Sequence[tuple[bytes, byte
 
 
 def _by_body(body: Mapping[str, Any]) -> SentRun | None:
-    session = body.get("session_id")
-    if _is_name(session):
-        return SentRun(session, field="session_id")
+    for field in _BODY_SESSIONS:
+        session = body.get(field)
+        if _is_name(session):
+            return SentRun(session, field=field)
     metadata = body.get("metadata")
     if isinstance(metadata, dict):
         session, user = metadata.get("session_id"), metadata.get("user_id")

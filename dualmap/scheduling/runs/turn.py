@@ -27,12 +27,13 @@ UNNAMED = RunName()
 
 
 def hashed_name(tenant: str, run: str, branch: str = "", parent: str = "") -> RunName:
-    """The name of a tenant's run. Another tenant's run of the same name is another one."""
-    scope = f"{tenant}\n{run}\n"
+    """The name of a tenant's run. Another tenant's run of the same name is another one. Names may be any that JSON
+    holds."""
+    scope = f"{tenant}\n{run}\n".encode("utf-8", "surrogatepass")
     return RunName(
-        xxh3_128_hexdigest(scope.encode()),
-        xxh3_64_hexdigest(f"{scope}{branch}".encode()),
-        xxh3_64_hexdigest(f"{scope}{parent}".encode()) if parent else "",
+        xxh3_128_hexdigest(scope),
+        xxh3_64_hexdigest(scope + branch.encode("utf-8", "surrogatepass")),
+        xxh3_64_hexdigest(scope + parent.encode("utf-8", "surrogatepass")) if parent else "",
     )
 
 

@@ -21,6 +21,7 @@ from dualmap.router.settings import GatewaySettings, JwtSettings
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import LimitSettings, TenantKeySettings, TenantSettings
 from dualmap.scheduling.request.machine import Phase
+from dualmap.scheduling.runs.turn import hashed_name
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings, SplitSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
@@ -703,6 +704,28 @@ class TestARequestWhoseTenantTheGatewayNames:
 
         assert only_live(gateway).machine.spec.claim.tenant == "acme"
         stream.end()
+        await finished(task, gateway)
+
+
+class TestATurnOfARun:
+    @pytest.fixture
+    def scheduling(self) -> SchedulingSettings:
+        return SchedulingSettings(policy="dualmap-least-cost", block_tokens=16, admit_runs=True)
+
+    async def test_its_instance_gets_the_hash_of_the_run_in_place_of_the_name_that_the_client_sent(
+        self, start_runtime: StartRuntime
+    ) -> None:
+        gateway = Gateway(await start_runtime(instances=MEMBERS))
+        stream, task = gateway.open(head(**{"x-session-id": "my project"}), prompt())
+        await settle()
+
+        assert stream.set_fields(stream.replies[0])["x-session-id"] == hashed_name("", "my project").run
+        stream.end()
+        await finished(task, gateway)
+        unnamed, task = gateway.open(head(), prompt())
+        await settle()
+        assert "x-session-id" not in unnamed.set_fields(unnamed.replies[0])
+        unnamed.end()
         await finished(task, gateway)
 
 

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from dualmap.api_bodies.json_body import read_json
 from dualmap.router.prompts.run_identity import DIALECTS, SentRun, run_of
 from dualmap.scheduling.runs.turn import hashed_name
 
@@ -32,9 +33,15 @@ SESSION = "0a1b2c3d-0000-4000-8000-00000000beef"
             {},
             SentRun("root", "child", "root", "x-dynamo-session-id"),
         ),
+        (
+            {"x-claude-code-session-id": SESSION, "x-dynamo-session-id": "d"},
+            {},
+            SentRun("d", field="x-dynamo-session-id"),
+        ),
         ({"x-session-id": "s"}, {"session_id": "other"}, SentRun("s", field="x-session-id")),
         ({"x-correlation-id": "c", "x-litellm-session-id": "l"}, {}, SentRun("l", field="x-litellm-session-id")),
         ({}, {"session_id": "s"}, SentRun("s", field="session_id")),
+        ({}, {"litellm_session_id": "l"}, SentRun("l", field="litellm_session_id")),
         ({}, {"metadata": {"session_id": "s"}}, SentRun("s", field="metadata.session_id")),
         (
             {},
@@ -72,6 +79,15 @@ def test_a_name_means_nothing_to_another_tenant() -> None:
     assert SESSION not in f"{mine}"
     assert {mine.run, mine.branch, mine.parent}.isdisjoint({other.run, other.branch, other.parent})
     assert mine == hashed_name("acme", SESSION, "a", "b")
+
+
+def test_a_name_may_be_any_text_that_json_holds() -> None:
+    body = read_json(b'{"session_id": "\\ud800"}')
+    sent = run_of([], body)
+
+    assert sent is not None
+    assert hashed_name("acme", sent.run, sent.run, sent.run) != hashed_name("acme", "\ud801")
+    assert hashed_name("acme", sent.run).run == hashed_name("acme", "\ud800").run
 
 
 def test_the_documents_list_every_field_that_names_a_run() -> None:
