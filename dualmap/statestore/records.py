@@ -101,6 +101,9 @@ class InstanceRecord(LiveCounts):
         "of the description: time of an adapter from host memory to the device", default=0, sparse=True
     )
     adapter_disk_ms: int = documented("of the description: time of an adapter into host memory", default=0, sparse=True)
+    dropped_blocks: int = documented(
+        "of the description: blocks at the end of a hit that its engine computes again", default=0, sparse=True
+    )
     version: int = documented("grows with every change here; a plan for the queue is committed against it", default=0)
 
     @classmethod

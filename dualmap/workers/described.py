@@ -43,11 +43,15 @@ def adapter_room(
 def reported_changes(spec: InstanceSpec, facts: EngineFacts, former: Limits) -> dict[str, int]:
     """The fields to change, with their values.
 
-    A reported KV capacity or block size always wins. A limit wins over the default, and over ``former``, what this
-    worker entered by an earlier report; any other was set by an operator.
+    A reported KV capacity, block size or dropped block always wins. A limit wins over the default, and over
+    ``former``, what this worker entered by an earlier report; any other was set by an operator.
     """
     changes = {}
-    for name, value in (("kv_capacity_tokens", facts.kv_capacity_tokens), ("block_tokens", facts.block_tokens)):
+    for name, value in (
+        ("kv_capacity_tokens", facts.kv_capacity_tokens),
+        ("block_tokens", facts.block_tokens),
+        ("dropped_blocks", facts.dropped_blocks),
+    ):
         if value is not None and value != getattr(spec, name):
             changes[name] = value
     for name, limit in reported_limits(facts).items():

@@ -22,6 +22,7 @@ _READ = (*_TOKEN_COUNTERS, *_REQUEST_GAUGES, _START_TIME, _CACHE_CONFIG)
 _CACHED_BY_SOURCE = "vllm:prompt_tokens_cached_by_source_total"
 _LOAD_TIME, _LOADS = "vllm:kv_offload_load_time_total", "vllm:kv_offload_load_size_count"
 _READ_TIME = "vllm:kv_offload_tiering_read_time_total"
+_OFFLOADING = "vllm:kv_offload_"
 _LOADING = (_CACHED_BY_SOURCE, _LOAD_TIME, _LOADS, _READ_TIME)
 _SOURCES = {"host": Tier.HOST, "disk": Tier.DISK, "external_unspecified": Tier.POOL}
 """Tiers by the source that tokens of prompts are counted under."""
@@ -138,6 +139,12 @@ def loads_of(metrics: str, rank: int | None = None) -> dict[Tier, LoadReading]:
         for tier in Tier
         if tier in tokens and tier in busy_s
     }
+
+
+def names_offloading(metrics: str) -> bool:
+    """Whether the page has metrics of vLLM's own offloading, which alone knows limits of loads. Their names are there
+    before anything was loaded."""
+    return _OFFLOADING in metrics
 
 
 def pulls_of(metrics: str, rank: int | None = None) -> LoadReading | None:

@@ -6,9 +6,10 @@ Never hangs, and raises only ``NotSentError``: every other error is an answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import orjson
@@ -24,6 +25,7 @@ from dualmap.workers.engine_metrics import (
     block_tokens_of,
     kv_capacity_of,
     loads_of,
+    names_offloading,
     pulls_of,
     server_run_of,
 )
@@ -32,6 +34,10 @@ from dualmap.workers.probe_errors import refused_status, unreached
 CANARY_TIMEOUT_S = 10.0
 """Timeout of the one-token completion of a returning engine; one that needs longer is tried again with the next check.
 """
+DROPPING_METHODS = ("eagle", "eagle3", "mtp")
+"""Methods of speculation whose draft layers read the next token: vLLM drops the last block of a hit for them."""
+FORMER_DROPPING_METHODS = (*DROPPING_METHODS, "dflash", "dspark")
+"""The same up to vLLM 0.32."""
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
@@ -94,11 +100,22 @@ class EngineFacts:
     """Adapters that it has on its device at a time."""
     adapter_host_slots: int | None = None
     """Adapters that it has in host memory. Reported by servers in development mode alone."""
+    dropped_blocks: int | None = None
+    """Blocks at the end of a hit that it computes again. Reported by servers in development mode alone."""
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names that it lists, adapters included."""
         return tuple(self.model_list.models or ())
+
+
+class LoadReport(NamedTuple):
+    """A server's report about its loads from tiers."""
+
+    by_tier: Mapping[Tier, LoadReading]
+    """The counters of each tier."""
+    is_native: bool
+    """They are loads of vLLM's own offloading."""
 
 
 class Prober:
@@ -156,10 +173,13 @@ class Prober:
         answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
         return server_run_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
 
-    async def loads(self, url: str, rank: int | None = None) -> dict[Tier, LoadReading] | None:
-        """The counters of its loads from tiers; None if its metrics cannot be read. Raises NotSentError."""
+    async def loads(self, url: str, rank: int | None = None) -> LoadReport | None:
+        """The report of its loads from tiers; None if its metrics cannot be read. Raises NotSentError."""
         answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
-        return loads_of(answer.body.decode(errors="replace"), rank) if answer.ok else None
+        if not answer.ok:
+            return None
+        page = answer.body.decode(errors="replace")
+        return LoadReport(loads_of(page, rank), names_offloading(page))
 
     async def pulls(self, url: str, rank: int | None = None) -> LoadReading | None:
         """The counters of its pulls from other instances; None if its metrics cannot be read, or have none. Raises
@@ -214,6 +234,7 @@ class Prober:
             max_model_len=longest_of(models.body) if models.ok else None,
             adapter_slots=adapter_slots_of(text) or slots,
             adapter_host_slots=host_slots,
+            dropped_blocks=dropped_blocks_of(info.body) if info.ok else None,
         )
 
     async def canary(self, url: str, model: str) -> str | None:
@@ -304,6 +325,22 @@ def adapter_slots_in(body: bytes) -> tuple[int | None, int | None]:
     if not isinstance(adapters, dict):
         return None, None
     return _limit(adapters, "max_loras"), _limit(adapters, "max_cpu_loras")
+
+
+def dropped_blocks_of(body: bytes) -> int | None:
+    """The blocks at the end of a hit that the server computes again, by a ``/server_info`` answer; None if that does
+    not say. vLLM drops one where the draft layers of a speculative model read the next token, unless its names of
+    blocks cover that too, as they do from 0.33 on without a KV connector."""
+    config = _json_object(body).get("vllm_config")
+    if not isinstance(config, dict) or "speculative_config" not in config:
+        return None
+    draft = config["speculative_config"]
+    if not isinstance(draft, dict) or draft.get("disable_eagle_block_drop"):
+        return 0
+    if "disable_lookahead_block_hashes" not in draft:  # before 0.33
+        return int(draft.get("method") in FORMER_DROPPING_METHODS)
+    names_cover = not draft["disable_lookahead_block_hashes"] and config.get("kv_transfer_config") is None
+    return int(draft.get("method") in DROPPING_METHODS and not names_cover)
 
 
 def _limit(config: dict[str, object], name: str, most: int = 10**6) -> int | None:

@@ -64,7 +64,7 @@ def _kept(instance: InstanceSettings, known: InstanceSpec) -> dict[str, Any]:
     """The values that a known instance keeps: its state, what it reported, and limits that its configuration leaves
     open."""
     limits = {"dispatch_window_tokens", "max_running_requests"} - instance.model_fields_set
-    reported = ("kv_capacity_tokens", "block_tokens", "models", "adapters", *ADAPTER_ROOM)
+    reported = ("kv_capacity_tokens", "block_tokens", "dropped_blocks", "models", "adapters", *ADAPTER_ROOM)
     return {name: getattr(known, name) for name in ("state", *reported, *limits)}
 
 

@@ -42,6 +42,8 @@ class TierKeeper:
         self._prices: dict[str, dict[Tier, MeasuredPrice]] = {}
         self._limits: dict[str, bool] = {}
         """Whether the engine of each instance takes limits, by its version."""
+        self._natives: dict[str, bool] = {}
+        """Whether its tiers are those of vLLM's own offloading: others know no limits."""
         self._places: dict[str, PullPlace | None] = {}
         """Where others pull from each instance that was asked; None: nowhere, as something is unknown."""
         self._pulls: dict[str, MeasuredPrice] = {}
@@ -51,6 +53,7 @@ class TierKeeper:
         instances = (await self._context.reader.membership()).instances
         self._prices = {name: kept for name, kept in self._prices.items() if name in instances}
         self._limits = {name: kept for name, kept in self._limits.items() if name in instances}
+        self._natives = {name: kept for name, kept in self._natives.items() if name in instances}
         self._places = {name: kept for name, kept in self._places.items() if name in instances}
         self._pulls = {name: kept for name, kept in self._pulls.items() if name in instances}
         ready = [spec for spec in instances.values() if spec.state is InstanceState.READY]
@@ -70,12 +73,14 @@ class TierKeeper:
                     version = await self._prober.version(spec.url)
                     if version is not None:
                         self._limits[spec.instance_id] = takes_limits(version)
-                readings = await self._prober.loads(spec.url, spec.data_parallel_rank) if self._sizes else None
+                report = await self._prober.loads(spec.url, spec.data_parallel_rank) if self._sizes else None
                 if self._context.settings.pulls.enabled:
                     await self._read_pulls(spec)
             except NotSentError:
                 return  # a shortage of this worker's
-        self._learn(spec.instance_id, readings or {})
+        if report is not None:
+            self._natives[spec.instance_id] = report.is_native
+        self._learn(spec.instance_id, {} if report is None else report.by_tier)
 
     async def _read_pulls(self, spec: InstanceSpec) -> None:
         """Raises NotSentError."""
@@ -127,7 +132,8 @@ class TierKeeper:
         prices = self._prices.get(instance_id, {})
         known = [(tier, tokens, prices.get(tier, MeasuredPrice(tier))) for tier, tokens in self._sizes.items()]
         tiers = [InstanceTier(tier, tokens, each.price, each.why_prior) for tier, tokens, each in known]
-        return InstanceTiers(tuple(tiers), self._limits.get(instance_id, False), self._pull_end(instance_id))
+        limits = self._limits.get(instance_id, False) and self._natives.get(instance_id, not self._sizes)
+        return InstanceTiers(tuple(tiers), limits, self._pull_end(instance_id))
 
     def _pull_end(self, instance_id: str) -> PullEnd | None:
         place = self._places.get(instance_id)

@@ -4,9 +4,9 @@ Run by an interpreter that has vLLM (0.32), with the cache groups, the number of
 
     python tests/conformance/vllm_cache_manager.py window:32:96,full:64 400 1
 
-A group is ``full:TOKENS`` or ``window:TOKENS:WINDOW``; states need the scheduler too, which ends chunks where one is
-kept. Each line that it writes is JSON: a batch of
-events, or a prompt with the tokens that were found of it.
+A group is ``full:TOKENS`` or ``window:TOKENS:WINDOW``, or ``eagle:TOKENS`` for full attention with a draft layer;
+states need the scheduler too, which ends chunks where one is kept. Each line that it writes is JSON: a batch of events,
+or a prompt with the tokens that were found of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def spec_of(group: str) -> Any:
 
     kind, *sizes = group.split(":")
     attention = {"block_size": int(sizes[0]), "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    if kind == "full":
+    if kind in ("full", "eagle"):
         return kinds.FullAttentionSpec(**attention)
     return kinds.SlidingWindowSpec(**attention, sliding_window=int(sizes[1]))
 
@@ -62,7 +62,11 @@ def main(groups: str, blocks: int, seed: int) -> None:
     specs = [spec_of(each) for each in groups.split(",")]
     sizes = [spec.block_size for spec in specs]
     unit = math.gcd(*sizes)
-    named = [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
+    kinds = [each.split(":")[0] for each in groups.split(",")]
+    named = [
+        KVCacheGroupSpec([f"layer {number}"], spec, is_eagle_group=kind == "eagle")
+        for number, (kind, spec) in enumerate(zip(kinds, specs, strict=True))
+    ]
     init_none_hash(sha256)
     manager = KVCacheManager(
         kv_cache_config=KVCacheConfig(
@@ -73,6 +77,7 @@ def main(groups: str, blocks: int, seed: int) -> None:
         hash_block_size=unit,
         max_in_flight_tokens=CHUNK_TOKENS,
         enable_kv_cache_events=True,
+        use_eagle="eagle" in kinds,
     )
     hasher, encoder, rng = get_request_block_hasher(unit, sha256), msgspec.msgpack.Encoder(), random.Random(seed)
 

@@ -304,3 +304,47 @@ async def test_a_request_held_for_an_instance_with_groups_is_counted_by_what_is_
 
     assert (held.uncached_tokens, again.uncached_tokens) == (450, 450)
     assert (busy.chosen.is_hybrid, other.chosen.is_hybrid) == (True, False)
+
+
+async def test_an_engine_that_computes_the_last_block_of_a_hit_again_hits_one_less(pool: PoolStore) -> None:
+    """Of what the prompt may hit: its last token is computed in any case. Other blocks stay as they are listed."""
+    fence = await claimed(pool)
+    await pool.members.update_instance("a", {"dropped_blocks": 1})
+    prompts = [chain(*CHAIN.hashes, prompt_tokens=tokens) for tokens in (400, 401, 700)]
+    hits = [await hit_of(pool)]
+    for stored in (CHAIN.hashes[:1], CHAIN.hashes[1:]):
+        await pool.kv_events.apply("a", fence, KvChange(0, 1.0, stored))
+        hits += [(await pool.observe(["a"], prompt)).loads["a"].hit_blocks for prompt in prompts]
+
+    placed = await place(pool, "first", "a", chain=prompts[2])
+    await pool.members.update_instance("a", {"dropped_blocks": 0})
+
+    assert hits == [0, 0, 0, 0, 2, 3, 3]
+    assert (placed.chosen.uncached_tokens, placed.seen.loads["a"].hit_blocks) == (400, 3)
+    assert await hit_of(pool) == 4
+
+
+async def test_of_a_hybrid_model_a_hit_ends_before_the_block_that_is_computed_again(pool: PoolStore) -> None:
+    fence = await claimed(pool)
+    await pool.members.update_instance("a", {"dropped_blocks": 1})
+    blocks, hits = CHAIN.hashes, []
+    longer = chain(*blocks, 15, prompt_tokens=600)
+    for ends, inner in ((blocks[3:], blocks[:3]), (blocks[1:2], ()), (blocks[2:3], ())):
+        await pool.kv_events.apply("a", fence, KvChange(0, 1.0, ends, inner=inner, hit_step_tokens=100))
+        hits.append((await pool.observe(["a"], longer)).loads["a"].hit_blocks)
+    booked = chain(*range(21, 28), prompt_tokens=790)
+    await place(pool, "first", "a", chain=booked)
+    again = (await pool.observe(["a"], booked)).loads["a"].hit_blocks
+
+    assert hits == [0, 2, 3]
+    assert again == 6
+
+
+async def test_what_such_an_engine_was_sent_is_resident_but_for_the_last_block_of_a_hit(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a", dispatch_window_tokens=401))
+    await pool.members.update_instance("a", {"dropped_blocks": 1})
+    await place(pool, "first", "a", chain=CHAIN)
+    again = chain(*CHAIN.hashes, 15, prompt_tokens=500)
+    held = await hold(pool, "again", "a", chain=again)
+
+    assert held.uncached_tokens == 200

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from dualmap.runtime.pool_settings import AdapterSettings
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.described import adapter_room, reported_changes, reported_limits
-from dualmap.workers.probe import EngineFacts, adapter_slots_in, scheduler_limits_of
+from dualmap.workers.probe import EngineFacts, adapter_slots_in, dropped_blocks_of, scheduler_limits_of
 
 
 def facts(**reported: int) -> EngineFacts:
@@ -86,3 +87,41 @@ def test_room_for_adapters_is_read_from_the_servers_configuration(
     body: bytes, slots: tuple[int | None, int | None]
 ) -> None:
     assert adapter_slots_in(body) == slots
+
+
+def server_info(draft: object, **others: object) -> bytes:
+    return orjson.dumps({"vllm_config": {"speculative_config": draft, **others}})
+
+
+FORMER = {"method": "eagle", "disable_eagle_block_drop": False}
+NAMES_COVER = FORMER | {"disable_lookahead_block_hashes": False}
+
+
+@pytest.mark.parametrize(
+    ("info", "dropped"),
+    [
+        (server_info(None), 0),
+        (server_info(FORMER), 1),
+        (server_info(FORMER | {"method": "mtp"}), 1),
+        (server_info(FORMER | {"method": "dflash"}), 1),
+        (server_info(FORMER | {"method": "ngram"}), 0),
+        (server_info(FORMER | {"disable_eagle_block_drop": True}), 0),
+        (server_info(NAMES_COVER), 0),
+        (server_info(NAMES_COVER | {"disable_lookahead_block_hashes": True}), 1),
+        (server_info(NAMES_COVER, kv_transfer_config={"kv_connector": "OffloadingConnector"}), 1),
+        (server_info(NAMES_COVER | {"method": "dflash"}, kv_transfer_config={}), 0),
+        (server_info("eagle"), 0),
+        (b'{"vllm_config": {}}', None),
+        (b'{"vllm_config": "in words"}', None),
+        (b"no JSON", None),
+    ],
+)
+def test_a_server_that_reads_ahead_without_naming_it_computes_a_block_again(info: bytes, dropped: int | None) -> None:
+    assert dropped_blocks_of(info) == dropped
+
+
+def test_what_a_server_drops_of_a_hit_replaces_what_was_known() -> None:
+    spec = InstanceSpec("a", "http://a")
+    assert reported_changes(spec, facts(dropped_blocks=1), {}) == {"dropped_blocks": 1}
+    assert reported_changes(replace(spec, dropped_blocks=1), facts(dropped_blocks=0), {}) == {"dropped_blocks": 0}
+    assert reported_changes(replace(spec, dropped_blocks=1), facts(), {}) == {}, "it did not say"

@@ -16,8 +16,9 @@ from dualmap.simulation.emulator.serve import emulated_instances
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.engine.settings import TransferSettings
 from dualmap.statestore.pool import PoolStore
+from dualmap.workers.engine_metrics import loads_of, names_offloading
 from dualmap.workers.pool_reader import CachedPoolReader
-from dualmap.workers.probe import Prober
+from dualmap.workers.probe import LoadReport, Prober
 from dualmap.workers.tier_keeper import TierKeeper, takes_limits
 from tests.support.ports import free_port
 from tests.workers.contexts import context_of
@@ -45,6 +46,14 @@ async def keeper_of(
     lease = await pool.leader_lease.acquire("w1", 600_000)
     assert lease is not None
     return TierKeeper(own.leading(lease.fence, CachedPoolReader(pool, own.clock, 0.0)), prober)
+
+
+class Elsewhere(Prober):
+    """A prober of engines whose metrics are without those of vLLM's offloading."""
+
+    async def loads(self, url: str, rank: int | None = None) -> LoadReport:
+        page = "vllm:num_requests_running 1"
+        return LoadReport(loads_of(page), names_offloading(page))
 
 
 async def described(pool: PoolStore, name: str = "a") -> InstanceTiers:
@@ -105,6 +114,15 @@ async def test_an_instance_that_is_not_ready_is_left_alone(pool: PoolStore) -> N
 )
 def test_limits_are_taken_from_the_version_on_that_knows_them(version: str, takes: bool) -> None:
     assert takes_limits(version) is takes
+
+
+async def test_tiers_that_are_not_vllms_own_take_no_limits(pool: PoolStore, emulator: EmulatedInstance) -> None:
+    """LMCache and AscendStore load what they have; their engines name no metrics of offloading."""
+    await pool.members.put_instance(InstanceSpec("a", emulator.url, state=InstanceState.READY))
+    async with Elsewhere(timeout_s=30) as prober:
+        await (await keeper_of(pool, prober)).tick()
+
+    assert not (await described(pool)).takes_limits
 
 
 async def test_pulls_are_described_and_their_price_is_measured(

@@ -69,6 +69,9 @@ class InstanceSpec:
     """Time of an adapter from host memory to the device, milliseconds: the engine computes nothing meanwhile."""
     adapter_disk_ms: int = 0
     """Time that an adapter takes into host memory, milliseconds, likewise."""
+    dropped_blocks: int = 0
+    """Blocks at the end of a hit that its engine computes again: 1 where the draft layers of its speculative model read
+    ahead, and its names of blocks do not say so."""
     models: Mapping[str, str] | None = None
     """The model names that its server lists: "" for one of its model, for an adapter the name of the model that it
     adapts. None until the list was read, and for a server that has none: it is taken to serve any name."""

@@ -85,11 +85,25 @@ local function most_blocks(prompt_tokens, block_tokens)
   return floor((prompt_tokens - 1) / block_tokens)
 end
 
--- The hit of a chain, of so many blocks at most where the instance has several cache groups; the stamp of its last
--- block; and where it has several groups its listed blocks, which are the hit elsewhere. A guess, of another instance,
--- may help.
+-- The hit of a chain where the engine computes the last blocks of what full attention has, of so many at most, again;
+-- the stamp of its last block, and the listed blocks.
+local function kept_blocks(instance, chain, guess, most)
+  local listed, kv_key = listed_blocks(instance.id, chain, guess), keys.kv .. instance.id
+  local hit = max(0, min(listed, most or listed) - instance.dropped_blocks)
+  local stamp = hit > 0 and stamp_of(kv_key, chain, hit) or nil
+  if stamp and is_inner(stamp) then
+    hit, stamp = last_end(kv_key, chain, hit)
+  end
+  return hit, stamp, listed
+end
+
+-- The hit of a chain, of so many blocks at most where that decides where it ends; the stamp of its last block; and
+-- where the instance has several cache groups its listed blocks, which are the hit elsewhere. A guess, of another
+-- instance, may help.
 local function hit_blocks(instance, chain, guess, most)
-  if instance.hit_step_tokens == 0 then
+  if instance.dropped_blocks > 0 then
+    return kept_blocks(instance, chain, guess, most)
+  elseif instance.hit_step_tokens == 0 then
     return listed_blocks(instance.id, chain, guess)
   end
   local listed, stamp = listed_blocks(instance.id, chain, guess)
@@ -137,9 +151,10 @@ local function ends_of(instance, chain, block_tokens, hit, listed, prompt_tokens
       ends[first + place - 1] = stamp and not is_inner(stamp)
     end
   end
-  ends[end_within(prompt_tokens - 1, block_tokens, step)] = true
+  local dropped = instance.dropped_blocks > 0 and step or 0 -- the step of which the end is computed again
+  ends[end_within(max(0, prompt_tokens - 1 - dropped), block_tokens, step)] = true
   if listed > hit then
-    ends[end_within(listed * block_tokens, block_tokens, step)] = true
+    ends[end_within(max(0, listed * block_tokens - dropped), block_tokens, step)] = true
   end
   return ends
 end

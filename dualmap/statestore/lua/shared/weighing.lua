@@ -95,7 +95,8 @@ end
 -- What a placement would cost on an instance of one option.
 local function weigh(instance, chain, placement, option, guess, now_ms)
   local told = placement.told
-  local most = instance.hit_step_tokens > 0 and most_blocks(told.prompt_tokens, placement.block_tokens)
+  local ends_early = instance.hit_step_tokens > 0 or instance.dropped_blocks > 0
+  local most = ends_early and most_blocks(told.prompt_tokens, placement.block_tokens)
   local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
   local host_s, disk_s, slot_turns = 0, 0, 0
   if told.adapter then
