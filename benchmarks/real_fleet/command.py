@@ -2,6 +2,7 @@
 
     python -m benchmarks.real_fleet --install-peers peers --trace toolagent_trace.jsonl --requests 600 --skip 100 \\
         --max-input-tokens 20480 --rates 16,21 --instances 8 --slo-s 3
+    python -m benchmarks.real_fleet --host-tokens 400000 --trace documents --requests 2000 ...  # KV in host memory too
     python -m benchmarks.real_fleet --url http://gpu-0:8000 --url http://gpu-1:8000 --trace recording.jsonl ...
     python -m benchmarks.real_fleet --emulated --time-scale 5 --trace toolagent --requests 300    # without any card
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dualmap.research.provenance import Provenance
@@ -46,7 +48,7 @@ from real_fleet.instances import Instances, cards_for, instances_of
 from real_fleet.machine import cards_here, describe_machine, machine_sentence
 from real_fleet.processes import ROOT, cpu_s
 from real_fleet.results import RECORDS, TABLE, Results, Run, joined, pictures, rate_title, rows_of, table
-from real_fleet.routers import chosen, install_peers, router_of, versions
+from real_fleet.routers import KINDS, chosen, install_peers, load_errors, router_of, versions
 
 LACKS = 2
 SOME_FAILED = 1
@@ -202,6 +204,8 @@ def _run(
             if not page.exists():
                 raise LackingError(ended)
             after_s = cpu_s(router.pid)
+            knows_tiers = instances.host_tokens is not None and name.partition(":")[0] not in KINDS
+            errors = load_errors(router.url, instances) if knows_tiers else []
     except LackingError as error:
         run = replace(run, failure=str(error))
         _say(f"{name}: no figures: {error}")
@@ -213,6 +217,7 @@ def _run(
         on_time=report["effective_capacity"],
         both_slos=report["both_slos"],
         answers_per_s=report["answers_per_s"],
+        load_error=median(errors) if errors else None,
         p99_lag_s=report["p99_lag_s"],
     )
     ttft = report["ttft_s"]

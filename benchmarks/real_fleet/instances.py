@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Instances:
     time_scale: float = 1.0
     pool: Mapping[str, Any] = field(default_factory=dict)
     """Settings of each instance in the fleet's configuration, beside id and URL."""
+    host_tokens: int | None = None
+    """Tokens that each keeps in host memory; None: none."""
 
     def scheduling(self, slo_ttft_s: float) -> dict[str, Any]:
         """The fleet's scheduling settings by the clock."""
@@ -81,6 +83,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-cache-gb", type=float, metavar="GB",
         help="KV cache of each instance (none: vLLM's own; an even part of the free memory where several share a card)",
+    )  # fmt: skip
+    group.add_argument(
+        "--host-tokens", type=int, metavar="N",
+        help="tokens of KV cache that each instance keeps in host memory too, by vLLM's own offloading (none: none)",
     )  # fmt: skip
     group.add_argument(
         "--vllm", default=f"{sys.executable} -m vllm.entrypoints.cli.main", metavar="COMMAND",
@@ -135,11 +141,15 @@ def instances_of(options: argparse.Namespace, cards: Sequence[Card], folder: Pat
             urls, events = tuple(url.rstrip("/") for url in options.url), not options.no_kv_events
             facts = _facts(urls[0])
             described = f"{len(urls)} running server{'s' if len(urls) > 1 else ''}"
-            yield _real(urls, facts.models[0], facts, events, options.tokenizer or "instances", described)
+            started = _real(urls, facts.models[0], facts, events, options.tokenizer or "instances", described)
         elif options.emulated:
-            yield stack.enter_context(_emulated(options, folder))
+            started = stack.enter_context(_emulated(options, folder))
         else:
-            yield stack.enter_context(_vllm(options, cards, folder))
+            started = stack.enter_context(_vllm(options, cards, folder))
+        if options.host_tokens is not None:
+            described = f"{started.described}, {options.host_tokens:,} tokens each in host memory"
+            started = replace(started, described=described, host_tokens=options.host_tokens)
+        yield started
 
 
 def _real(
@@ -173,8 +183,11 @@ def _facts(url: str) -> EngineFacts:
 def _emulated(options: argparse.Namespace, folder: Path) -> Iterator[Instances]:
     count = options.instances or 8
     port = first_of_free_ports(_FIRST_PORT, count, "127.0.0.1")
+    preset = options.preset
+    if options.host_tokens is not None:
+        preset += f"{'+' if ':' in preset else ':'}host_kv_tokens={options.host_tokens}"
     settings = EmulatorSettings(
-        preset=options.preset,
+        preset=preset,
         instances=count,
         port=port,
         time_scale=options.time_scale,
@@ -195,7 +208,7 @@ def _emulated(options: argparse.Namespace, folder: Path) -> Iterator[Instances]:
         scale = "" if options.time_scale == 1 else f", {options.time_scale:g} engine seconds in a second"
         yield Instances(
             urls, facts.models[0], facts, _KV_EVENTS, options.tokenizer or "instances",
-            f"{count} **emulated** instances ({find_preset(options.preset).name}{scale}): nothing here is measured on "
+            f"{count} **emulated** instances ({find_preset(preset).name}{scale}): nothing here is measured on "
             "hardware",
             options.time_scale,
             {name: getattr(pool.instances[0], name) for name in own},
@@ -217,9 +230,12 @@ def _vllm(options: argparse.Namespace, cards: Sequence[Card], folder: Path) -> I
     if kv_bytes is not None:
         # The utilization is checked against free memory before, which the others take at the same time.
         words += ["--kv-cache-memory-bytes", str(kv_bytes), "--gpu-memory-utilization", "0.05"]
+    if options.host_tokens is not None:
+        words += ["--kv-transfer-config", _offloading(options.host_tokens * kv_bytes_of(Path(model)))]
     words += shlex.split(options.vllm_args)
     with ExitStack() as stack:
         environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1"}  # /server_info reports the scheduler's limits
+        environment["PYTHONHASHSEED"] = "0"
         if per_card > 1:
             environment |= stack.enter_context(_mps(folder))
             environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{100 / per_card:g}"
@@ -256,6 +272,27 @@ def _wait_for_vllm(command: str, url: str, process: subprocess.Popen[bytes], log
             f"'{command} serve' does not start; install vLLM (pip install vllm) into the Python that runs this, or "
             f"name its command with --vllm: {error}"
         ) from error
+
+
+def _offloading(host_bytes: int) -> str:
+    own = {"spec_name": "TieringOffloadingSpec", "cpu_bytes_to_use": host_bytes}
+    config = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    return json.dumps(config | {"kv_connector_extra_config": own})
+
+
+def kv_bytes_of(model: Path) -> int:
+    """Bytes of a token's KV, at two a value, by a model's folder.
+
+    Raises:
+        LackingError: the folder does not say them.
+    """
+    try:
+        config = json.loads((model / "config.json").read_text())
+        heads = config["num_attention_heads"]
+        size = config.get("head_dim") or config["hidden_size"] // heads
+        return int(2 * 2 * config["num_hidden_layers"] * config.get("num_key_value_heads", heads) * size)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LackingError(f"--host-tokens needs the model's folder, with its config.json: {error!r}") from error
 
 
 def _publishing(port: int) -> list[str]:

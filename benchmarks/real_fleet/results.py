@@ -35,6 +35,8 @@ class Run:
     on_time: float | None = None
     both_slos: float | None = None
     answers_per_s: float | None = None
+    load_error: float | None = None
+    """How far expected times of loads from host memory are from what engines took, the median of the instances."""
     p99_lag_s: float | None = None
     """How late the client was: the figures are not to be trusted if it is large."""
 
@@ -190,6 +192,9 @@ def table(results: Results, rows: Sequence[Row]) -> str:
         parts.append(
             f"The client was up to {worst_s:.2f} s late (P99) in {len(late)} runs: it was too slow for the rate."
         )
+    errors = [run.load_error for run in results.runs if run.load_error is not None]
+    if errors:
+        parts.append(f"Loads from host memory took what was expected within {max(errors):.0%} (P50 of the instances).")
     parts.append("\n".join(f"- **{subject}**: {said}" for subject, said in under_it(results).items()))
     return "\n\n".join(parts) + "\n"
 

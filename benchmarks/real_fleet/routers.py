@@ -9,13 +9,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import wheels
 
 from dualmap.cli.fleet_plan import free_ports, plain
 from dualmap.research.chaos.fleet_process import unconfigured
+from dualmap.scheduling.estimates.kv_tiers import LoadPrice, Tier
 from dualmap.scheduling.settings import POLICIES
+from dualmap.workers.engine_metrics import loads_of
 from real_fleet.errors import LackingError
 from real_fleet.instances import KV_EVENTS_OFFSET, KV_REPLAY_OFFSET, Instances
 from real_fleet.processes import running, wait_until_answers
@@ -135,6 +139,8 @@ def _fleet_settings(
     pool: dict[str, object] = {"name": "default", "model": instances.model, "tokenizer": instances.tokenizer}
     if instances.kv_events is not None:
         pool["kv_events"] = plain(instances.kv_events)
+    if instances.host_tokens is not None:
+        pool["kv_tiers"] = {"host_tokens": instances.host_tokens}
     pool["instances"] = [
         {"id": f"instance-{number}", "url": url, **instances.pool} for number, url in enumerate(instances.urls, 1)
     ]
@@ -152,3 +158,24 @@ def _peer_words(kind: str, policy: str, instances: Instances, port: int, metrics
             words += ["--kv-event-source", f"{url}=tcp://{host}:{at + KV_EVENTS_OFFSET}"]
             words += ["--kv-event-replay-source", f"{url}=tcp://{host}:{at + KV_REPLAY_OFFSET}"]
     return words
+
+
+def load_errors(router_url: str, instances: Instances) -> list[float]:
+    """Of each instance that loaded something from host memory, how far the fleet's expected time of its mean load is
+    from what its engine took, as a share of that. Its counters go on from router to router."""
+    described = {each["url"]: each["tiers"] for each in _answer(f"{router_url}/admin/instances")["instances"]}
+    errors = []
+    for url in instances.urls:
+        with urlopen(f"{url}/metrics", timeout=60) as answer:
+            reading = loads_of(answer.read().decode(errors="replace")).get(Tier.HOST)
+        if reading is None or not reading.loads:
+            continue
+        price = LoadPrice(**described[url][0]["price"])
+        taken_s = reading.busy_s / reading.loads
+        errors.append(abs(price.load_s(round(reading.tokens / reading.loads)) / taken_s - 1))
+    return errors
+
+
+def _answer(url: str) -> Any:
+    with urlopen(url, timeout=60) as answer:
+        return json.load(answer)

@@ -96,7 +96,7 @@ def test_the_way_of_dispatch_can_be_named() -> None:
         ("a=dualmap,split.weight=1", "unknown setting 'split.weight'"),
         ("a=dualmap,dynamo.prefill_scale=1", "'dynamo.prefill_scale'; this setting was removed: the policy's own"),
         ("a=dualmap,policy_options.weight=1", "policy_options: policy dualmap has no option weight, nor any other"),
-        ("a=llm-d,policy_options.weight=1", "policy llm-d has no option weight; it has prefix_weight, queue_weight"),
+        ("a=llm-d,policy_options.weight=1", "policy llm-d has no option weight; it has host_credit, disk_credit"),
         ("a=llm-d,policy_options.kv_weight=-1", "kv_weight: Input should be greater than or equal to 0"),
         ("a=dualmap,slo_ttft_s.x=1", "unknown setting 'slo_ttft_s.x'"),
         ("a=dualmap,slo_ttft_s=soon", "variant 'a': slo_ttft_s: "),

@@ -306,3 +306,14 @@ async def test_a_held_request_that_was_to_pull_and_is_moved_is_listed_where_it_i
     assert (await pool.loads())["c"].cached_blocks == 6
     assert (await pool.loads())["b"].loading_ms == 0
     await assert_sums_hold(pool)
+
+
+async def test_a_policy_may_name_the_source_in_place_of_the_last_holder(pool: PoolStore) -> None:
+    for name in ("a", "b", "c"):
+        await member(pool, name)
+    await has_prompt(pool, "a")
+    await has_prompt(pool, "c")
+
+    sources = [(await pair(pool, f"r{source}", "b", source=source)).chosen.loads.source for source in ("a", "c")]
+
+    assert [source and source.instance_id for source in sources] == ["a", "c"]

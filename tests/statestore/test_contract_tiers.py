@@ -13,6 +13,7 @@ from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, L
 from dualmap.scheduling.estimates.learning import DisprovedTier
 from dualmap.scheduling.estimates.weights import PLAIN_TTFT, Form, Weights, features_of
 from dualmap.scheduling.placing.placement import PlaceReply
+from dualmap.scheduling.placing.policies.fleet import LOADS_ALL
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
@@ -359,3 +360,47 @@ async def test_a_tier_whose_removals_are_reported_is_corrected_by_these_alone(
     await pool.tiers.correct(DisprovedTier("a", "host", clock.now_ms))
 
     assert (await place(pool, "again", chain=PROMPT)).seen.loads["a"].tiers.blocks == 6
+
+
+async def test_an_observation_has_the_device_and_each_tier_by_itself(pool: PoolStore, clock: HandClock) -> None:
+    """Host memory forgets the end of the prompt, which a disk has; another instance has the prompt on its device."""
+    await with_tiers(pool, InstanceTier(Tier.HOST, 1000, FAST), InstanceTier(Tier.DISK, 2000, SLOW))
+    await pool.members.put_instance(instance("b"))
+    await served(pool, "first", PROMPT)
+    clock.advance(1)
+    await served(pool, "other", OTHER)
+    await place(pool, "there", "b", chain=PROMPT)
+
+    loads = (await pool.observe(["a", "b"], PROMPT)).loads
+
+    assert (loads["a"].hit_blocks, loads["a"].tiers.blocks) == (6, 6)
+    assert [each[:2] for each in loads["a"].tiers.in_tiers] == [("host", 4), ("disk", 2)]
+    assert loads["a"].tiers.link_s == pytest.approx(SLOW.load_s(200))
+    assert (loads["b"].hit_blocks, loads["b"].tiers) == (6, NO_LOAD)
+
+
+async def test_a_policy_without_prices_loads_whatever_there_is(pool: PoolStore) -> None:
+    await with_tiers(pool, InstanceTier(Tier.DISK, 2000, SLOW))
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    reply = await place(pool, "again", chain=PROMPT, weights=LOADS_ALL)
+
+    assert (reply.seen.loads["a"].tiers.blocks, reply.chosen.uncached_tokens) == (6, 1)
+
+
+async def test_nothing_is_loaded_from_tiers_of_a_hybrid_model(pool: PoolStore) -> None:
+    """A part of its groups is no hit, and an engine with several cannot compute again what a load has lost."""
+    await with_tiers(pool, HOST, InstanceTier(Tier.DISK, 2000, SLOW))
+    await served(pool, "first", PROMPT)
+    await served(pool, "other", OTHER)
+    await pool.kv_events.renew_subscriber("worker-1", 60_000)
+    claim = await pool.kv_events.claim("a", "worker-1")
+    assert claim is not None
+    await pool.kv_events.apply("a", claim.fence, KvChange(1, 1.0, hit_step_tokens=100))
+
+    seen = (await pool.observe(["a"], PROMPT)).loads["a"]
+    reply = await place(pool, "again", chain=PROMPT)
+
+    assert (seen.hit_blocks, seen.tiers) == (0, NO_LOAD)
+    assert (reply.chosen.uncached_tokens, reply.chosen.loads.blocks, reply.chosen.loads.source) == (601, 0, None)
+    assert (await pool.loads())["a"].loading_ms == 0

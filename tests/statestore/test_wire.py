@@ -97,7 +97,7 @@ async def test_a_script_runs_though_it_is_flushed_between_loading_and_running(
 
         observed = [await calls.script("observe_instances", b"p:{a}:", b"") for _ in range(2)]
 
-    assert [sequence for _, _, sequence, _ in observed] == [1, 2]
+    assert [sequence for _, _, sequence, *_ in observed] == [1, 2]
 
 
 async def test_old_libraries_are_dropped_where_many_have_gathered(connect: Connect, port: int) -> None:

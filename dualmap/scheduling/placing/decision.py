@@ -65,6 +65,8 @@ class Decision:
     _: KW_ONLY
     seen_pending_tokens: int | None = None
     """Pending tokens the decision relied on; the reservation checks them again. None: nothing can be stale."""
+    source: str | None = None
+    """Of a policy that chooses: the instance that the chosen one pulls from where its weights have it pay."""
 
 
 class Policy(Protocol):

@@ -125,6 +125,8 @@ class Placement:
     """Tokens of its hot prefix."""
     pulls: bool = True
     """Whether a part of the prompt may be pulled from another instance's cache, where the pool has pulls."""
+    source: str | None = None
+    """The instance that is looked at as a source in place of the last one that was given the prompt's prefix."""
 
 
 @value
@@ -452,7 +454,7 @@ class _Run:
         named, chain = named_in(options), self.search.query.chain
         seen = yield from Observe(named, chain)
         option, decision = choose_option(policy, options, seen.sequence, seen.loads, rules.decode_stall_s)
-        placement = self._placement([option], self._most(decision))
+        placement = self._placement([option], self._most(decision), decision.source)
         reply = yield from Place(placement)
         if reply.status in _NONE_CHOSEN:
             return (yield from self._none_chosen(placement, reply))
@@ -525,7 +527,7 @@ class _Run:
             pair = policy.candidates(_asked(query, key, _NONE), view)
         return _asked(query, key, excluded | blocked, pair), candidates
 
-    def _placement(self, options: list[Option], most: int | None = None) -> Placement:
+    def _placement(self, options: list[Option], most: int | None = None, source: str | None = None) -> Placement:
         search, option = self.search, options[0]
         rules, request, claim, query = search.rules, search.request, search.claim, option.query
         order, excluded, other = rules.order, query.excluded, None
@@ -557,7 +559,8 @@ class _Run:
             share=None if claim.weight is None else self._share(claim.weight),
             max_pending_tokens=0 if self.trusts_prior else most,
             hot_tokens=0 if query.key is None else query.key.hot_tokens,
-            pulls=search.pulls,
+            pulls=search.pulls and (rules.policy.weighs or source is not None),
+            source=source,
         )
 
     def _share(self, weight: float) -> Share | None:

@@ -135,7 +135,7 @@ local function look_beyond()
 end
 
 -- The source that has most of the prompt, or has it first, among the instances that were weighed and the one that was
--- last given it.
+-- named for it, or else last given it.
 local function best_source()
   local source
   local function compare(found)
@@ -150,7 +150,7 @@ local function best_source()
       compare(pulls.source_of(offer.instance, chain, offer.hit, offer.stamp, now_ms))
     end
   end
-  local holder = prefix_index.find_holder(samples)
+  local holder = placement.source or prefix_index.find_holder(samples)
   if holder and not known[holder] then
     compare(pulls.read_source(holder, chain, #chain / 8, now_ms))
   end

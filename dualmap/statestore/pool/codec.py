@@ -22,6 +22,7 @@ from dualmap.scheduling.request.metering import COUNTS, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
+from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.tenants.budgets import KINDS, Period
 from dualmap.scheduling.tenants.shares import Work, grown
 from dualmap.scheduling.values import in_order
@@ -150,14 +151,16 @@ class LoadReader:
     def __init__(self) -> None:
         self._assigned: dict[str, tuple[int, LoadWindow]] = {}
 
-    def load(self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0) -> InstanceLoad:
+    def load(
+        self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: TierLoad = NO_LOAD
+    ) -> InstanceLoad:
         """See ``load_from``."""
         kept = InstanceRecord.parse(record)
         assigned_tokens = kept.assigned_tokens
         seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
         window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
         self._assigned[instance_id] = (assigned_tokens, window)
-        return kept.load(instance_id, now_ms, hit_blocks, window.tokens)
+        return kept.load(instance_id, now_ms, hit_blocks, window.tokens, found=found)
 
     def forget(self, instance_id: str) -> None:
         self._assigned.pop(instance_id, None)

@@ -4,7 +4,7 @@ replies."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
 from math import floor
 from operator import sub
@@ -87,6 +87,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
         known += b'"max_pending_tokens":%d,' % placement.max_pending_tokens
     if not placement.pulls:
         known += b'"no_pulls":true,'
+    elif placement.source is not None:
+        known += b'"source":%b,' % orjson.dumps(placement.source)
     if placement.hot_tokens:
         known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.draws is not None:
@@ -169,7 +171,7 @@ def _terms_json(slo_ms: int, queueing: Queueing) -> bytes:
 def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     status, instance_id, other_id, uncached_tokens, enqueued_ms, epoch, tree_version, now_ms, *more = reply
     queue, leg, ttft_s, running_requests, context_tokens, drawn, standing, tiers, waits, *seen = more
-    loaded = EMPTY_LOADED if tiers is None else _loaded_from(tiers)
+    loaded = loaded_from(tiers)
     adapters = NO_WAITS if waits is None else orjson.loads(waits)
     loads, found, draws = ReportedLoads(seen, now_ms, loaded, adapters), _STATUSES[status], placement.draws
     where = instance_id.decode() or None
@@ -194,7 +196,10 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
     )
 
 
-def _loaded_from(tiers: bytes) -> dict[str, TierLoad]:
+def loaded_from(tiers: bytes | None) -> Mapping[str, TierLoad]:
+    """The loads from tiers by instance, as scripts reply them; None where there are none."""
+    if tiers is None:
+        return EMPTY_LOADED
     return {
         name: TierLoad.of((blocks, load_s, link_s, None if most < 0 else most, *rest))
         for name, (blocks, load_s, link_s, most, *rest) in orjson.loads(tiers).items()

@@ -27,6 +27,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import Counts, InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
+from dualmap.scheduling.state.tier_load import NO_LOAD
 from dualmap.scheduling.tenants.budgets import Drawn, Draws
 from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
@@ -107,11 +108,14 @@ class PoolStore(Changes):
     @checks_replies
     async def observe(self, instance_ids: Sequence[str], chain: Chain) -> Observation:
         """Loads of the named instances and their hits of ``chain``."""
-        most = (chain.prompt_tokens - 1) // chain.block_tokens
-        reply = await self._run("observe_instances", pack_chain(chain.hashes), most, *instance_ids)
-        epoch, tree_version, sequence, now_ms, *seen = reply
+        words = (pack_chain(chain.hashes), chain.block_tokens, chain.prompt_tokens)
+        reply = await self._run("observe_instances", *words, *instance_ids)
+        epoch, tree_version, sequence, now_ms, tiers, *seen = reply
+        loaded = placing.loaded_from(tiers)
         found = [each for each in zip(instance_ids, seen[::2], seen[1::2], strict=True) if each[1] is not None]
-        loads = {name: self._reader.load(name, record, now_ms, hit) for name, record, hit in found}
+        loads = {
+            name: self._reader.load(name, record, now_ms, hit, loaded.get(name, NO_LOAD)) for name, record, hit in found
+        }
         return Observation(count_from(epoch), count_from(tree_version), loads, now_ms, sequence=sequence)
 
     @checks_replies

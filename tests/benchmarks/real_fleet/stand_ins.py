@@ -16,7 +16,8 @@ VLLM = """#!{python}
 import json, os, sys
 words = sys.argv[1:]
 with open({calls!r}, "a") as file:
-    file.write(json.dumps([words, {{k: v for k, v in os.environ.items() if k.startswith("CUDA_")}}]) + "\\n")
+    named = ("CUDA_", "PYTHONHASHSEED")
+    file.write(json.dumps([words, {{k: v for k, v in os.environ.items() if k.startswith(named)}}]) + "\\n")
 if words[0] != "serve":
     sys.exit("only serve is known")
 value = lambda name: words[words.index(name) + 1]

@@ -68,6 +68,8 @@ def test_vllm_is_started_in_parts_of_a_card_and_named_under_the_table(tmp_path: 
         "vllm",
         "--vllm-args",
         "--max-num-seqs 64",
+        "--host-tokens",
+        "100000",
         "--rates",
         "20",
         "--replicas",
@@ -85,8 +87,12 @@ def test_vllm_is_started_in_parts_of_a_card_and_named_under_the_table(tmp_path: 
         port = int(called[called.index("--port") + 1])
         events = json.loads(called[called.index("--kv-events-config") + 1])
         assert events["endpoint"] == f"tcp://*:{port + 10000}"
+        offloading = json.loads(called[called.index("--kv-transfer-config") + 1])
+        assert offloading["kv_connector_extra_config"]["cpu_bytes_to_use"] == 100_000 * 2 * 2 * 28 * 2 * 128
+        assert variables["PYTHONHASHSEED"] == "0"
         assert variables["CUDA_VISIBLE_DEVICES"] == "0" and variables["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
         assert variables["CUDA_MPS_PIPE_DIRECTORY"] == (path / "mps-started").read_text().strip()
+    assert json.loads((out / "fleet.yaml").read_text())["pools"][0]["kv_tiers"] == {"host_tokens": 100_000}
     table = (out / "table.md").read_text()
     assert "1 × NVIDIA Made-up 80GB (81,559 MiB, driver 580.1)" in table
     assert "2 instances on 1 card (50 % of the multiprocessors each, by MPS)" in table

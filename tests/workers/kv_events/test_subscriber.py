@@ -103,7 +103,8 @@ async def test_what_host_memory_keeps_and_forgets_reaches_placements(pool: PoolS
         removed = "dualmap_worker_kv_event_blocks_total", {"pool": "default", "kind": "tier_removed"}
         await until(lambda: metrics.registry.get_sample_value(*removed))
 
-    assert (kept, await found(pool, PROMPT)) == (8, 0), "a hit has no gap"
+    assert kept == 7, "the last token of a prompt is computed, so that its block is not loaded"
+    assert await found(pool, PROMPT) == 0, "a hit has no gap"
     assert metrics.registry.get_sample_value(removed[0], removed[1] | {"kind": "tier_stored"}) == 8
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.estimates.ttft import expected_ttft_s
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
+from dualmap.scheduling.placing.policies.options import TierCredits
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 
 Cost = tuple[float, ...]
@@ -65,6 +67,13 @@ def decide(
         ),
         seen_pending_tokens=chosen.pending_tokens if looked_at_load else None,
     )
+
+
+def credited_tokens(chain: Chain, load: InstanceLoad, options: TierCredits) -> float:
+    """The hit in tokens, those in tiers counted by constants: the rule of peers that know no price."""
+    tiers = load.tiers
+    on_device = chain.hit_tokens(load.hit_blocks - tiers.blocks)
+    return on_device + chain.block_tokens * sum([options.credit(tier) * blocks for tier, blocks, _ in tiers.by_tier])
 
 
 def in_flight(load: InstanceLoad) -> int:

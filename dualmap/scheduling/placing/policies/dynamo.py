@@ -7,19 +7,22 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
-from dualmap.scheduling.placing.policies.choice import Cost
+from dualmap.scheduling.placing.policies.choice import Cost, credited_tokens
 from dualmap.scheduling.placing.policies.fleet import FleetPolicy
-from dualmap.scheduling.placing.policies.options import PolicyOptions
+from dualmap.scheduling.placing.policies.options import TierCredits
 from dualmap.scheduling.state.instance import InstanceLoad
 
 
-class DynamoOptions(PolicyOptions):
+class DynamoOptions(TierCredits):
     """Parameters of policy ``dynamo``."""
 
     prefill_scale: float = Field(32.0, ge=0, description="weight of prefill blocks, relative to decode blocks")
+    host_credit: float = Field(0.75, ge=0, le=1, description="weight of a block in host memory")
+    disk_credit: float = Field(0.25, ge=0, le=1, description="weight of a block on disk")
+    pool_credit: float = Field(0.5, ge=0, le=1, description="weight of a block in a shared store")
 
 
-VLLM_KV_AWARE = DynamoOptions(prefill_scale=1.0)
+VLLM_KV_AWARE = DynamoOptions(prefill_scale=1.0, host_credit=1.0, disk_credit=1.0, pool_credit=1.0)
 """The defaults of vllm-router's policy ``kv_aware``, whose cost is Dynamo's: each cached block counts in full, and an
 active request costs nothing beside its blocks. Source: vllm-project/router, RFC 294; its wheel 0.1.17 ran before the
 same instances (``docs/research/evaluation.md``)."""
@@ -31,7 +34,7 @@ class Dynamo(FleetPolicy):
 
     Least ``scale * max(active prefill + incoming - overlap, 0) + decode blocks``, all in blocks. Decode blocks are
     those of the running sequences, shared ones once where the instance reports them; the incoming request's own are the
-    same everywhere and drop out.
+    same everywhere and drop out. Blocks in tiers overlap by constants (its router's documentation, 1.7.0).
     """
 
     options: DynamoOptions = field(default_factory=DynamoOptions)
@@ -41,7 +44,8 @@ class Dynamo(FleetPolicy):
         costs: list[Cost] = [
             (
                 (
-                    scale * max(load.pending_tokens + chain.prompt_tokens - chain.hit_tokens(load.hit_blocks), 0)
+                    scale
+                    * max(load.pending_tokens + chain.prompt_tokens - credited_tokens(chain, load, self.options), 0)
                     + load.running_tokens
                 )
                 / chain.block_tokens,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from dualmap.scheduling.errors import NoInstanceError
 from dualmap.scheduling.estimates.learned import Learned
@@ -15,6 +15,9 @@ from dualmap.scheduling.placing.policies.choice import Cost, decide, ranked, usa
 from dualmap.scheduling.settings import Order
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.view import ClusterView
+
+LOADS_ALL: Final = Weights(Form(compute_s=1.0), PLAIN_TTFT)
+"""Whatever the tiers of the chosen instance have is loaded: these policies know no price."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class FleetPolicy(ABC):
         return left
 
     def weights(self, query: RouteQuery, learned: Learned) -> Weights:
-        return Weights(Form(), PLAIN_TTFT)
+        return LOADS_ALL
 
     def reason(
         self, query: RouteQuery, hits: Mapping[str, int], loads: Mapping[str, InstanceLoad], chosen: str, other: str

@@ -65,6 +65,16 @@ local function loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
   return loads, forbids, described.limits, found
 end
 
+-- The load of all that the tiers have behind a hit; nil where they have nothing.
+local function whole_load(instance, chain, block_tokens, prompt_tokens, hit)
+  local loads, _, _, found = loads_behind(instance, chain, block_tokens, prompt_tokens, hit)
+  local load = loads[#loads]
+  if load then
+    load.found, load.most_tokens = found, -1
+  end
+  return load
+end
+
 -- Enters a chain as the last that was used, its first block as the youngest, into every tier; forgets what is beyond
 -- the size of each.
 local function stamp_chain(instance, chain, block_tokens, now_ms)
@@ -109,6 +119,7 @@ return {
   found_blocks = found_blocks,
   host_blocks = host_blocks,
   loads_behind = loads_behind,
+  whole_load = whole_load,
   stamp_chain = stamp_chain,
   text_of = text_of,
 }

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dualmap.scheduling.placing.decision import Decision, Reason, RouteQuery
 from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.tier_load import InTier, TierLoad
 
 GenerationRequest = Callable[..., RouteQuery]
 Choose = Callable[..., Decision]
@@ -203,3 +205,37 @@ def test_llm_d_ignores_queues_that_are_all_the_same(choose: Choose, load: Load) 
     loads = load("a", queued_requests=7, context_tokens=500_000), load("b", queued_requests=7)
 
     assert choose("llm-d", *loads).instance_id == "b"
+
+
+def in_tiers(hit_blocks: int, tier: str, blocks: int) -> dict[str, Any]:
+    """The figures of a load whose hit has so many blocks, the last of them in a tier."""
+    return {"hit_blocks": hit_blocks, "tiers": TierLoad(blocks, 0.5, 0.5, None, (InTier(tier, blocks, 0),))}
+
+
+@pytest.mark.parametrize(("tier", "worth"), [("host", 6), ("disk", 2), ("pool", 4)])
+def test_dynamo_counts_blocks_in_tiers_by_constants(choose: Choose, load: Load, tier: str, worth: int) -> None:
+    tiered = load("tiered", **in_tiers(8, tier, 8))
+
+    assert choose("dynamo", tiered, load("less", hit_blocks=worth - 1)).instance_id == "tiered"
+    assert choose("dynamo", tiered, load("more", hit_blocks=worth + 1)).instance_id == "more"
+    assert choose("vllm-kv-aware", tiered, load("more", hit_blocks=worth + 1)).instance_id == "tiered"
+
+
+def test_llm_d_counts_blocks_in_tiers_by_constants(choose: Choose, load: Load) -> None:
+    # given a device's 2 blocks and 8 in host memory, 2 + 8 * 0.8 = 8.4
+    tiered = load("tiered", **in_tiers(10, "host", 8))
+
+    assert choose("llm-d", tiered, load("less", hit_blocks=8)).instance_id == "tiered"
+    assert choose("llm-d", tiered, load("more", hit_blocks=9)).instance_id == "more"
+    by_price = choose("llm-d", tiered, load("more", hit_blocks=8), policy_options={"host_credit": 0.7})
+    assert by_price.instance_id == "more"
+
+
+def test_llm_d_pulls_from_a_fixed_number_of_tokens_on(choose: Choose, load: Load) -> None:
+    # given an instance that is preferred for its queue, and another with 500 tokens more of the prompt
+    loads = load("busy", hit_blocks=8, queued_requests=9, context_tokens=800_000), load("idle", hit_blocks=3)
+
+    sources = [choose("llm-d", *loads, policy_options={"pull_from_tokens": least}).source for least in (500, 501)]
+
+    assert (choose("llm-d", *loads).instance_id, choose("llm-d", *loads).source) == ("idle", None)
+    assert sources == ["busy", None]
