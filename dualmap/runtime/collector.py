@@ -1,10 +1,14 @@
-"""The garbage collector while a process starts, and once it serves for months."""
+"""The garbage collector while a process starts, while it computes, and once it serves for months."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import Final
+
+YOUNG_OBJECTS: Final = 50_000
+"""New objects after which a computation looks for garbage among them; some megabytes."""
 
 
 @contextlib.contextmanager
@@ -18,6 +22,17 @@ def uncollected() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@contextlib.contextmanager
+def collected_seldom() -> Iterator[None]:
+    """Compute in it, where hardly any garbage has cycles: looking at the usual pace would take 2 to 6 % of the time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(max(usual[0], YOUNG_OBJECTS) if usual[0] else 0, *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 def settle_collector() -> None:

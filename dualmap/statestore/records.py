@@ -110,7 +110,8 @@ class InstanceRecord(LiveCounts):
     def parse(cls, text: bytes) -> InstanceRecord:
         """Raises ValueError, or the like, if the text is malformed: texts come first, then figures alone."""
         values = _in_order(INSTANCE.fields(text))
-        if values[0] not in _STATES or values[1] not in _ROLES or sum(values[2:]) != sum(values[2:]):
+        total = sum(values[2:])
+        if values[0] not in _STATES or values[1] not in _ROLES or total != total:
             raise ValueError(f"no record of an instance: {text!r}")
         return in_order(cls, values)
 
@@ -207,11 +208,7 @@ class Record:
 
     def fields(self, text: bytes) -> dict[str, Any]:
         """The values of a record by name."""
-        found: dict[str, Any] = orjson.loads(text)
-        for name, usual in self.added.items():
-            if name not in found:
-                found[name] = usual
-        return found
+        return {**self.added, **orjson.loads(text)}
 
     def lua_complete(self, function: str, table: str) -> str:
         """A function of Lua that gives a table the fields which the text that it is from may lack."""

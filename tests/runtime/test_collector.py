@@ -1,4 +1,4 @@
-"""The garbage collector, while a process starts and once it is ready."""
+"""The garbage collector, while a process starts, while it computes, and once it is ready."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from math import prod
 
 import pytest
 
-from dualmap.runtime.collector import settle_collector, uncollected
+from dualmap.runtime.collector import collected_seldom, settle_collector, uncollected
 
 
 class Ring:
@@ -52,3 +52,23 @@ def test_the_collector_rests_during_an_import_even_a_failing_one_and_is_as_befor
         assert gc.isenabled() == enabled
     finally:
         gc.enable()
+
+
+def test_a_computation_looks_for_garbage_seldom_and_the_pace_is_as_before_after_it() -> None:
+    usual = gc.get_threshold()
+
+    with pytest.raises(ZeroDivisionError), collected_seldom():
+        assert gc.get_threshold()[0] > usual[0] > 0
+        raise ZeroDivisionError
+
+    assert gc.get_threshold() == usual
+
+
+def test_a_computation_collects_nothing_where_nothing_is_collected() -> None:
+    usual = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with collected_seldom():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*usual)

@@ -54,6 +54,24 @@ async def test_every_change_of_membership_is_a_new_epoch_and_repetitions_are_not
     assert epochs == [1, 1, 2, 3, 3, 4, 4]
 
 
+async def test_a_membership_has_what_changed_and_else_what_was_read_before(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a"))
+    await pool.members.add_name("sql", "lora")
+    first, again = await pool.membership(), await pool.membership()
+    assert again == first
+    assert (again.instances is first.instances, again.names is first.names) == (True, True)
+
+    await pool.members.put_instance(instance("b"))
+    second = await pool.membership()
+    await pool.members.add_name("sum", "lora")
+    await pool.members.remove_instance("a")
+    third = await pool.membership()
+
+    assert [[*each.instances] for each in (first, second, third)] == [["a"], ["a", "b"], ["b"]]
+    assert second.names is first.names
+    assert third.names == {"sql": "lora", "sum": "lora"}
+
+
 async def test_an_update_keeps_state_load_and_queue(pool: PoolStore) -> None:
     await pool.members.put_instance(instance("a", dispatch_window_tokens=1))
     await pool.members.set_instance_state("a", InstanceState.DRAINING, expected=InstanceState.READY)

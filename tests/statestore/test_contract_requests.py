@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -305,6 +306,19 @@ async def test_work_assigned_lately_fades(pool: PoolStore, clock: HandClock) -> 
     clock.advance(180_000)
 
     assert (before, at_once, await window_tokens()) == (0, 500, pytest.approx(500 / 2.71828, rel=1e-4))
+
+
+async def test_loads_of_one_moment_have_hits_only_where_a_chain_is_observed(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a"))
+    await place(pool, "one", chain=CHAIN)
+
+    without = (await pool.loads())["a"]
+    observed = (await pool.observe(["a"], CHAIN)).loads["a"]
+    again = (await pool.loads())["a"]
+
+    assert observed.hit_blocks > 0
+    assert (without.hit_blocks, again.hit_blocks) == (0, 0)
+    assert replace(observed, hit_blocks=0) == without == again
 
 
 # grants as they are told -------------------------------------------------------------------------------------

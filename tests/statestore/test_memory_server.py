@@ -58,6 +58,10 @@ SCRIPTS = {
     "a missing field": "return { redis.call('HGET', KEYS[1], 'n') == false }",
     "fields": "redis.call('HSET', KEYS[1], 'n', 2^53, 'm', 0.1, 'k', ARGV[1]) return redis.call('HGETALL', KEYS[1])",
     "missing fields": "return redis.call('HMGET', KEYS[1], 'n', 'm')",
+    "many entries": "local all = {} for n = 1, 20000 do all[n] = n end return { all, 'end' }",
+    "a gap after many entries": "local all = {} for n = 1, 3000 do all[n] = n end all[2500] = nil return all",
+    "empty tables": "return { {}, { {} }, {} }",
+    "an empty table": "return {}",
     "json": "local each = cjson.decode(ARGV[2]) return { each.text, each.list[2], each.half * 4, each.yes }",
 }
 FRACTION = re.compile(rb"-?\d+\.\d+(e[-+]\d+)?")

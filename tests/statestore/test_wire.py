@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -200,6 +201,24 @@ async def test_a_transaction_gives_all_results_or_the_first_error(connect: Conne
     with pytest.raises(StoreError, match="NONSENSE"):
         await calls.together([("NONSENSE",), ("GET", "k")])
     assert await calls.command("GET", "k") == b"v"
+
+
+async def test_a_transaction_that_is_given_up_leaves_the_replies_of_others_as_they_are(
+    connect: Connect, port: int
+) -> None:
+    calls, logged = connect(port), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, about: logged.append(about))
+    await calls.command("SET", "k", "v")
+    given_up = asyncio.ensure_future(calls.together([("NONSENSE",), ("GET", "k")]))
+    await asyncio.sleep(0)
+
+    given_up.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert await calls.together([("GET", "k")]) == [b"v"]
+    gc.collect()
+    assert logged == [], "no refusal of it is left over"
 
 
 async def test_transactions_of_many_callers_do_not_mix(connect: Connect, port: int) -> None:

@@ -213,4 +213,6 @@ def shared_blocks(one: Sequence[int], other: Sequence[int]) -> int:
     most = min(len(one), len(other))
     if not most or one[0] != other[0]:  # as most are
         return 0
+    if one[most - 1] == other[most - 1]:  # as turns of one conversation are
+        return most
     return bisect_left(range(most), True, key=lambda block: one[block] != other[block])

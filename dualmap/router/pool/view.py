@@ -44,13 +44,21 @@ def empty_view() -> ClusterView:
 
 
 def next_view(view: ClusterView, membership: Membership) -> ClusterView:
-    """The view of a membership; rings are kept, or changed only next to the anchors of who came and went."""
+    """The view of a membership; rings are kept, or changed only next to the anchors of who came and went. The same view
+    where nothing was read that is otherwise."""
+    loaded = loaded_anywhere(membership)
+    if (
+        membership.instances is view.instances
+        and membership.tree is view.tree
+        and (membership.epoch, membership.tree_version, loaded) == (view.epoch, view.tree_version, view.loaded_anywhere)
+    ):
+        return view
     return ClusterView.build(
         epoch=membership.epoch,
         tree_version=membership.tree_version,
         instances=membership.instances,
         tree=membership.tree,
-        loaded_anywhere=loaded_anywhere(membership),
+        loaded_anywhere=loaded,
         previous=view,
     )
 

@@ -78,13 +78,12 @@ class TrafficCounts:
     @classmethod
     def from_info(cls, info: Mapping[str, str]) -> TrafficCounts:
         """The counts that a heartbeat carried; zeros where it carried none, or nothing that is understood."""
-        sums = {field.name for field in fields(cls)} - _BUCKETS.keys()
         counts: dict[str, Any] = {}
         for name, _, text in (pair.partition("=") for pair in info.get(INFO_FIELD, "").split()):
             numbers = text.split(",")
             if not all(map(str.isdecimal, numbers)):
                 continue
-            if name in sums and len(numbers) == 1:
+            if name in _SUMS and len(numbers) == 1:
                 counts[name] = int(text)
             elif _BUCKETS.get(name) == len(numbers):
                 counts[name] = tuple(map(int, numbers))
@@ -93,17 +92,18 @@ class TrafficCounts:
     @classmethod
     def from_sums(cls, sums: Mapping[str, int]) -> TrafficCounts:
         """The counts with these values by name; others are left out, and there are no histograms."""
-        known = {field.name for field in fields(cls)} - _BUCKETS.keys()
-        return cls(**{name: value for name, value in sums.items() if name in known})  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in sums.items() if name in _SUMS})  # type: ignore[arg-type]
 
     def sums(self) -> dict[str, int]:
         """The values by name, without histograms."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _BUCKETS}
+        return {name: getattr(self, name) for name in _SUMS}
 
     def to_text(self) -> str:
-        sums = {field.name: getattr(self, field.name) for field in fields(self)}
-        buckets = {name: ",".join(map(str, sums.pop(name))) for name in _BUCKETS}
-        return " ".join(f"{name}={text}" for name, text in (sums | buckets).items() if text != "")
+        texts = [f"{name}={getattr(self, name)}" for name in _SUMS]
+        for name in _BUCKETS:
+            if counted := getattr(self, name):
+                texts.append(f"{name}={','.join(map(str, counted))}")
+        return " ".join(texts)
 
     def plus(self, other: TrafficCounts) -> TrafficCounts:
         return self._with(other, lambda mine, theirs: mine + theirs)
@@ -115,7 +115,7 @@ class TrafficCounts:
     def falls_short_of(self, other: TrafficCounts) -> bool:
         """Whether any count is less than the other's, as of one that was taken earlier."""
         less = self._less(other)
-        counted = (getattr(less, field.name) for field in fields(self))
+        counted = (getattr(less, name) for name in _NAMES)
         return any(min(each, default=0) < 0 if isinstance(each, tuple) else each < 0 for each in counted)
 
     def _less(self, other: TrafficCounts) -> TrafficCounts:
@@ -124,15 +124,20 @@ class TrafficCounts:
     def _with(self, other: TrafficCounts, change: Callable[[int, int], int]) -> TrafficCounts:
         """Each count together with the other's."""
         changed: dict[str, Any] = {}
-        for field in fields(self):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+        for name in _NAMES:
+            mine, theirs = getattr(self, name), getattr(other, name)
             if isinstance(mine, tuple):
                 length = max(len(mine), len(theirs))
                 pairs = zip(mine or (0,) * length, theirs or (0,) * length, strict=True)
-                changed[field.name] = tuple(change(*pair) for pair in pairs)
+                changed[name] = tuple(change(*pair) for pair in pairs)
             else:
-                changed[field.name] = change(mine, theirs)
+                changed[name] = change(mine, theirs)
         return TrafficCounts(**changed)
+
+
+_NAMES: Final = tuple(field.name for field in fields(TrafficCounts))
+_SUMS: Final = tuple(name for name in _NAMES if name not in _BUCKETS)
+"""All counts but the histograms."""
 
 
 def _counted(buckets: Sequence[int]) -> tuple[int, ...]:

@@ -20,13 +20,13 @@ that gets no work is as fast as its like, and a kind of which none works is as f
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import copysign, exp, log
 from statistics import fmean, median
 
 from dualmap.scheduling.estimates.ridge import Ridge
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import replaced, value
 
 LEAST_TOKENS = 512
 """Tokens for each step in which prefills end. Fewer teach nothing of the rate: an engine computes them in about the
@@ -176,7 +176,7 @@ class RateEvidence:
 
     def shifted(self, by: float) -> RateEvidence:
         """Return the evidence relative to changed costs."""
-        return replace(self, total=self.total + by * self.weight)
+        return replaced(self, total=self.total + by * self.weight)
 
     def after_idle(self, idle_ms: float) -> RateEvidence:
         """The part that still counts after the instance had nothing to prefill for so long."""
@@ -280,7 +280,9 @@ class PeerRates:
     ) -> dict[str, float]:
         """The rate of each peer; never under 1, so that it can be divided by."""
         # The clock may have been set back: what it called later is now.
-        self._evidence = {name: replace(own, seen_ms=min(own.seen_ms, now_ms)) for name, own in self._evidence.items()}
+        for name, own in self._evidence.items():
+            if own.seen_ms > now_ms:
+                self._evidence[name] = replaced(own, seen_ms=now_ms)
         left = {
             name: own.after_idle(now_ms - own.seen_ms - 1000 * loads[name].stalled_s)
             for name, own in self._evidence.items()

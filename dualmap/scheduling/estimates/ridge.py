@@ -9,10 +9,9 @@ via Coordinate Descent", 2010), which starts from the last ones and needs no sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 
-from dualmap.scheduling.values import value
+from dualmap.scheduling.values import replaced, value
 
 SWEEPS = 8
 """Sweeps of coordinate descent; the sums change little from one call to the next."""
@@ -56,7 +55,7 @@ class Ridge:
         certainty = (1.0 if error <= most_error else most_error / error) / usual_error**2
         weighted = [certainty * feature for feature in features]
         grown = [one * other for one in weighted for other in features]
-        return replace(
+        return replaced(
             self,
             products=tuple([keep * former + more for former, more in zip(self.products, grown, strict=True)]),
             targets=tuple([keep * former + more * target for former, more in zip(self.targets, weighted, strict=True)]),
@@ -72,4 +71,4 @@ class Ridge:
                 for product, weight in zip(products, found, strict=True):
                     pull -= product * weight
                 found[row] = max(self.least[row], pull / (products[row] + certainty))
-        return replace(self, weights=tuple(found))
+        return replaced(self, weights=tuple(found))

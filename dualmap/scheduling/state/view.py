@@ -76,7 +76,7 @@ class ClusterView:
             is_uniform=_is_uniform(instances.values()),
             has_ranks=any(spec.data_parallel_rank is not None for spec in instances.values()),
             loaded_anywhere=loaded_anywhere,
-            _former_groups={} if previous is None else previous._groups,
+            _former_groups=_groups_of(previous),
         )
         if not (prefilling and decoding) or prefilling == decoding:
             return view
@@ -157,6 +157,11 @@ def takers(instances: Mapping[str, InstanceSpec], leg: Leg, model: str = "") -> 
 
 def _ready(instances: Mapping[str, InstanceSpec], roles: frozenset[Role]) -> tuple[str, ...]:
     return tuple(sorted(name for name, spec in instances.items() if is_ready(spec) and spec.role in roles))
+
+
+def _groups_of(view: ClusterView | None) -> Mapping[str, ClusterView]:
+    """Its groups without itself: that of a name which all instances serve. Each view would keep the one before it."""
+    return {} if view is None else {name: group for name, group in view._groups.items() if group is not view}
 
 
 def _rings(members: tuple[str, ...], former: DualRing | None, virtual_nodes: int) -> DualRing:

@@ -64,6 +64,8 @@ class DecodeBatch:
 
     def blocks_needed(self, steps: int) -> int:
         """Blocks that the next ``steps`` unallocated steps need."""
+        if steps == 1:
+            return self._by_remainder[(self.allocated_steps + 1) % self._block_tokens]
         rounds, rest = divmod(steps, self._block_tokens)
         needed = rounds * self.size
         for step in range(self.allocated_steps + 1, self.allocated_steps + rest + 1):

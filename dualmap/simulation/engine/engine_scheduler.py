@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import heappop, heappush
 
+from dualmap.scheduling.values import value
 from dualmap.simulation.engine.adapter_slots import AdapterSlots
 from dualmap.simulation.engine.decode_batch import DecodeBatch
 from dualmap.simulation.engine.engine_types import EngineConfig, EngineRequest, EngineStatistics, Event, EventKind
@@ -28,7 +29,7 @@ from dualmap.simulation.engine.staged_kv import HeldKv, StagedKv
 from dualmap.simulation.engine.step_time import attention_pairs
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class StepPlan:
     """One step's work. The decoding sequences are those in the batch."""
 
@@ -124,10 +125,18 @@ class EngineScheduler:
         tokens = sum(chunk for _sequence, _start, chunk in chunks)
         self._prefill_tokens += tokens
         adapters_s, self._adapters_s = self._adapters_s, 0.0
+        tokens = pairs = 0
+        prefilled: tuple[EngineSequence, ...] = ()
+        for sequence, start, chunk in chunks:
+            tokens += chunk
+            pairs += attention_pairs(start, chunk)
+            if sequence.computed_tokens == sequence.prefill_tokens:
+                prefilled += (sequence,)
+        self._prefill_tokens += tokens
         return StepPlan(
             prefill_tokens=tokens,
-            prefill_pairs=sum(attention_pairs(start, chunk) for _sequence, start, chunk in chunks),
-            prefilled=tuple(one for one, _start, _chunk in chunks if one.computed_tokens == one.prefill_tokens),
+            prefill_pairs=pairs,
+            prefilled=prefilled,
             decodes=decodes,
             adapters_s=adapters_s,
         )
@@ -272,8 +281,11 @@ class EngineScheduler:
 
     def next_due_s(self) -> float | None:
         """When the next load ends, or staged KV expires."""
-        dues = [self.staged.next_expiry_s(), self._load_ends[0][0] if self._load_ends else None]
-        return min((due_s for due_s in dues if due_s is not None), default=None)
+        expiry_s = self.staged.next_expiry_s()
+        if not self._load_ends:
+            return expiry_s
+        load_s = self._load_ends[0][0]
+        return load_s if expiry_s is None else min(expiry_s, load_s)
 
     def settle_due(self, now_s: float) -> None:
         """Take note of what is due: ends of loads, and staged KV whose time is over."""

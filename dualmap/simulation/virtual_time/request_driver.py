@@ -6,7 +6,6 @@ What is left out is the network: calls of the store have their answers at once. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import assert_never
 
 from dualmap.scheduling.placing.placement import PlaceStatus, Search, SearchFailed
@@ -57,6 +56,7 @@ from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive_now
+from dualmap.scheduling.values import replaced
 from dualmap.simulation.virtual_time.event_queue import EventQueue, Priority
 from dualmap.simulation.virtual_time.simulated_fleet import SimulatedFleet
 from dualmap.statestore.pool.runs import TurnStatus
@@ -269,7 +269,7 @@ class RequestDriver:
     def _post(self, machine: RequestMachine, post: Post) -> None:
         release: Release = post.release
         if post.teaches:
-            release = replace(release, note=machine.ttft_sample())
+            release = replaced(release, note=machine.ttft_sample())
         self.grant_from(self._pool.release(release))
 
     def grant_from(self, queue: QueueHead | None) -> None:
@@ -279,8 +279,8 @@ class RequestDriver:
 
     def deliver_grants(self) -> None:
         """Hand over what was granted meanwhile, and refuse what was deferred where late requests are refused."""
-        while grants := self._pool.take_grants():
-            for grant in grants:
+        while self._pool.granted:
+            for grant in self._pool.take_grants():
                 self._deliver(grant)
         if self._rules.refuses_late:
             self.turn_away(self._pool.take_deferred())

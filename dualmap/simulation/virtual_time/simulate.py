@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
+from dualmap.runtime.collector import collected_seldom
 from dualmap.scheduling.batches.slack import FIRST_LINE_TOKENS, learned_line_tokens, room_for_replica
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
@@ -80,7 +81,8 @@ def simulate(
     ``chains`` are what the scheduling code sees instead of the trace's own blocks, one a request in its order (see
     ``simulation.replay.routed_chains``); the engines' caches always work by the trace's blocks.
     """
-    return summarize(Simulation(trace, scenario, on_progress, chains).run())
+    with collected_seldom():
+        return summarize(Simulation(trace, scenario, on_progress, chains).run())
 
 
 class Simulation:
@@ -333,7 +335,12 @@ class Simulation:
                 self._parked[number] = chain
                 return None
         self._place(str(number), request, chain, pinned_to)
-        return self._replica_of(str(number)).leader.listen(now_s)
+        return self._listen(self._replica_of(str(number)))
+
+    def _listen(self, replica: SimulatedReplica) -> None:
+        """Have the leader hear of the instances that a placement found overloaded; only some policies report them."""
+        if self._policy.rebalances:
+            replica.leader.listen(self._now_s)
 
     def _begin_lines(self) -> None:
         """Begin lines of batches where interactive requests leave room, as a replica does."""
@@ -410,7 +417,7 @@ class Simulation:
         """Route the turns that wait no longer."""
         for machine in replica.requests.deliver_turns():
             self._note_placed(machine)
-            replica.leader.listen(self._now_s)
+            self._listen(replica)
 
     def _own_chain(self, request: TraceRequest) -> Chain:
         chain = chain_of_trace(request.hash_ids, request.input_tokens, _SEED, self._trace.block_tokens)

@@ -79,14 +79,14 @@ class SimulatedReplica:
 
     def resize(self, wanted: Mapping[str, InstanceSpec], tiers: Mapping[str, InstanceTiers]) -> None:
         """Make these instances ready, new ones among them, with their tiers, and drain the others."""
-        pool = self.pool
+        pool, known = self.pool, self.pool.members.instances
         for instance_id, spec in wanted.items():
-            if instance_id not in pool.members.instances:
+            if instance_id not in known:
                 self.waiting[instance_id] = 0
                 pool.put_instance(spec)
                 at_once(pool.store.tiers.describe(instance_id, tiers[instance_id]))
             pool.set_instance_state(instance_id, InstanceState.READY)
-        for instance_id in sorted(pool.members.instances.keys() - wanted.keys()):
+        for instance_id in sorted(known.keys() - wanted.keys()):
             pool.set_instance_state(instance_id, InstanceState.DRAINING)
 
     def rebalance_by_sweep(self) -> None:

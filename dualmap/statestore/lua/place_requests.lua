@@ -45,8 +45,11 @@ local FIRST_REQUEST = 3
 local now_ms, leased, replies, versions, options
 
 -- Of the request that is placed at the moment.
-local placement, chain, samples, seen, known, best, second, option, drawn, kept, standing, loaded, offers
-local adapter_waits
+local placement, chain, samples, excluded, best, second, option, drawn, kept, standing, loaded, adapter_waits
+
+-- What was weighed for it, as replied, and for its option. One list each for all requests, of which so many entries are
+-- of this one: a new list would grow four times.
+local seen, seen_count, offers, offer_count = {}, 0, {}, 0
 
 -- What the try before it drew, where that stands: as its record has it, packed, and when.
 local drawn_before, drawn_ms
@@ -57,7 +60,7 @@ local function reply(status, request, queue)
     told.enqueued_ms or 0, versions[1] or 0, versions[2] or 0, now_ms, queue or false, told.leg or 'whole',
     format('%.17g', offer.ttft_s), offer.running, offer.context, drawn or false, standing or false,
     loaded and tiers.text_of(loaded) or false, adapter_waits and adapters.text_of(adapter_waits) or false,
-    unpack(seen) }
+    unpack(seen, 1, seen_count) }
 end
 
 local function rank(offer)
@@ -70,7 +73,7 @@ end
 
 -- Notes what is loaded there, and the hit with that.
 local function note_load(offer)
-  local load, place = offer.load, #seen - 2
+  local load, place = offer.load, seen_count - 2
   while seen[place] ~= offer.instance.id do
     place = place - 3
   end
@@ -81,22 +84,33 @@ local function note_load(offer)
   end
 end
 
+-- Whether an instance must not be weighed, or was already.
+local function is_known(id)
+  for place = 1, offer_count do
+    if offers[place].instance.id == id then
+      return true
+    end
+  end
+  return excluded and excluded[id]
+end
+
 local function consider(id)
-  local instance = not known[id] and instances.read(id)
-  known[id] = true
+  local instance = not is_known(id) and instances.read(id)
   if not instance then
     return
   end
-  local offer, place = weigh(instance, chain, placement, option, best and best.hit, now_ms), #seen
-  seen[place + 1], seen[place + 2], seen[place + 3] = id, instance.text, offer.found
+  local offer = weigh(instance, chain, placement, option, best and best.hit, now_ms)
+  seen[seen_count + 1], seen[seen_count + 2], seen[seen_count + 3] = id, instance.text, offer.found
+  seen_count = seen_count + 3
   if instance.tiers > 0 then
     note_load(offer)
   end
-  if offer.host_s > 0 or offer.disk_s > 0 or offer.slot_turns > 0 then
+  if offer.host_s and (offer.host_s > 0 or offer.disk_s > 0 or offer.slot_turns > 0) then
     adapter_waits = adapter_waits or {}
     adapter_waits[id] = offer
   end
-  offers[#offers + 1] = offer
+  offer_count = offer_count + 1
+  offers[offer_count] = offer
   if takes_requests(instance, option.leg) then
     rank(offer)
   end
@@ -145,13 +159,14 @@ local function best_source()
       source = found
     end
   end
-  for _, offer in ipairs(offers) do
+  for place = 1, offer_count do
+    local offer = offers[place]
     if offer.instance.tiers > 0 then
       compare(pulls.source_of(offer.instance, chain, offer.hit, offer.stamp, now_ms))
     end
   end
   local holder = placement.source or prefix_index.find_holder(samples)
-  if holder and not known[holder] then
+  if holder and not is_known(holder) then
     compare(pulls.read_source(holder, chain, #chain / 8, now_ms))
   end
   return source
@@ -165,7 +180,8 @@ local function weigh_pulls()
   end
   local without = best
   best, second = nil, nil
-  for _, offer in ipairs(offers) do
+  for place = 1, offer_count do
+    local offer = offers[place]
     local is_open = takes_requests(offer.instance, option.leg)
     local pulled = is_open and weighing.weigh_pull(offer, source, placement, option, now_ms)
     if pulled and rules.pull_pays(pulled.cost, offer.cost, pulled.ttft_s, without.ttft_s) then
@@ -179,7 +195,7 @@ local function weigh_pulls()
 end
 
 local function weigh_option(given)
-  option, best, second, known, offers = options[given.option], nil, nil, given.excluded or {}, {}
+  option, best, second, excluded, offer_count = options[given.option], nil, nil, given.excluded, 0
   instances.read_several(given.instances)
   for _, id in ipairs(given.instances) do
     consider(id)
@@ -209,7 +225,7 @@ local function reply_again(former)
   if former.told.replica_id ~= placement.told.replica_id or former.told.attempt ~= placement.told.attempt then
     return reply('duplicate')
   end
-  option, known, former.alternative_id, offers = options[placement.option], placement.excluded or {}, '', {}
+  option, excluded, former.alternative_id, offer_count = options[placement.option], placement.excluded, '', 0
   consider(former.instance_id)
   return reply(former.state == 'held' and 'held' or 'dispatched', former)
 end
@@ -386,7 +402,7 @@ end
 local function place_all(placements)
   for place, each in ipairs(placements) do
     local first = FIRST_REQUEST + 6 * (place - 1)
-    placement, chain, samples, seen, best, second, loaded = each, ARGV[first + 1], {}, {}, nil, nil, nil
+    placement, chain, samples, seen_count, best, second, loaded = each, ARGV[first + 1], {}, 0, nil, nil, nil
     drawn, standing, drawn_before, adapter_waits = nil, nil, nil, nil
     placement.told = decode(ARGV[first + 2])
     for sample, depth in ipairs(placement.samples_at) do

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from struct import Struct
 from typing import Any
@@ -14,13 +14,31 @@ from lupa import lua51  # type: ignore[import-untyped]
 from dualmap.statestore.pool.replies import reply_error
 
 _REDIS = b"""
-local call, decode, pack, unpack_all, register = ...
+local call, decode, pack, unpack_all, register, spread_limit = ...
 redis = { call = call, error_reply = function(message) return { err = message } end, register_function = register }
 cjson = { decode = decode }
 struct = { pack = pack, unpack = function(format, text, at) return unpack(unpack_all(format, text, at or 1)) end }
+
+-- The error that a table is, or false, its length, and its entries from a place on, so many at most.
+local function spread(list, first)
+  return list.err or false, #list, unpack(list, first, math.min(#list, first + spread_limit - 1))
+end
+
+-- The reply of a function: of a table the table, and what it has.
+local function run(called, key, arguments)
+  local reply = called({ key }, arguments)
+  if type(reply) == 'table' then
+    return reply, spread(reply, 1)
+  end
+  return reply
+end
+
+return run, spread
 """
 
 _NUMBERS = (int, float)
+_SPREAD = 1000
+"""Entries of a table that Lua hands over at once: its stack has room for some thousand."""
 
 
 @cache
@@ -46,17 +64,17 @@ def _unpacked(form: bytes, text: bytes, at: int) -> list[Any]:
 class LuaFunctions:
     """Functions by their names, in one interpreter."""
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        """``call`` runs a command."""
+    def __init__(self, commands: Mapping[bytes, Callable[..., Any]]) -> None:
+        """``commands`` by their names, for the functions to call."""
         self._lua = lua51.LuaRuntime(encoding=None, register_eval=False, register_builtins=False)
         self._functions: dict[str, Callable[[Any, Any], Any]] = {}
-        table = self._lua.table_from
+        table = self._table = self._lua.table_from
 
-        def call_from_lua(*words: Any) -> Any:
-            reply = call(*words)
-            if reply is None:
-                return False
-            return table([False if each is None else each for each in reply]) if isinstance(reply, list) else reply
+        def call(name: bytes, *words: Any) -> Any:
+            reply = commands[name](*words)
+            if type(reply) is list:
+                return table([False if each is None else each for each in reply])
+            return False if reply is None else reply
 
         def register(name: bytes, function: Callable[[Any, Any], Any]) -> None:
             self._functions[name.decode()] = function
@@ -64,8 +82,8 @@ class LuaFunctions:
         def unpack_all(form: bytes, text: bytes, at: float) -> Any:
             return table(_unpacked(form, text, int(at)))
 
-        self._lua.execute(
-            _REDIS, call_from_lua, lambda text: self._given(orjson.loads(text)), _packed, unpack_all, register
+        self._run, self._spread = self._lua.execute(
+            _REDIS, call, lambda text: self._given(orjson.loads(text)), _packed, unpack_all, register, _SPREAD
         )
 
     def load(self, library: str) -> None:
@@ -78,8 +96,8 @@ class LuaFunctions:
         Raises:
             StoreError: the function replied an error.
         """
-        table = self._lua.table_from
-        return self._reply(self._functions[name](table([key]), table(arguments)))
+        reply = self._run(self._functions[name], key, self._table(arguments))
+        return self._list(*reply) if type(reply) is tuple else self._reply(reply)
 
     def _given(self, value: Any) -> Any:
         """Convert a value for Lua, whose strings are bytes."""
@@ -87,26 +105,31 @@ class LuaFunctions:
         if kind is str:
             return value.encode()
         if kind is dict:
-            names, values = map(str.encode, value), self._given_each(value.values())
-            return self._lua.table_from(dict(zip(names, values, strict=True)))
-        return self._lua.table_from(self._given_each(value)) if kind is list else value
+            return self._table(dict(zip(map(str.encode, value), self._given_each(value.values()), strict=True)))
+        return self._table(self._given_each(value)) if kind is list else value
 
     def _given_each(self, values: Iterable[Any]) -> list[Any]:
-        return [each if type(each) in _NUMBERS else self._given(each) for each in values]
+        return [
+            each if type(each) in _NUMBERS else each.encode() if type(each) is str else self._given(each)
+            for each in values
+        ]
 
     def _reply(self, value: Any) -> Any:
         """Convert a value from Lua as Redis does: numbers are cut, a table ends at its first nil."""
+        kind = type(value)
+        if kind is bytes or kind is int or value is None:
+            return value
         if value is False:
             return None
-        if isinstance(value, float) or value is True:
-            return int(value)
-        if lua51.lua_type(value) != "table":
-            return value
-        if (error := value[b"err"]) is not None:
+        return int(value) if kind is float or kind is bool else self._list(value, *self._spread(value, 1))
+
+    def _list(self, table: Any, error: Any, length: int, *entries: Any) -> list[Any]:
+        """Convert a table from Lua, of which the first entries are here."""
+        if error is not False:
             raise reply_error(error.decode())
-        found = []
-        for place in range(1, len(value) + 1):
-            if (each := value[place]) is None:
-                break
-            found.append(self._reply(each))
-        return found
+        found = [*entries]
+        while len(found) < length:
+            found += self._spread(table, len(found) + 1)[2:]
+        if None in found:
+            del found[found.index(None) :]
+        return [*map(self._reply, found)]

@@ -30,12 +30,12 @@ class MemoryServer:
     def __init__(self) -> None:
         self.contents: dict[bytes, Any] = {}
         """Values by key. An empty one counts as missing."""
-        self._lua = LuaFunctions(self.run)
         self._listeners: dict[bytes, list[Callable[[bytes], None]]] = {}
         self._published: deque[tuple[Callable[[bytes], None], bytes]] = deque()
         self._awaited: dict[bytes, asyncio.Event] = {}
         names = [name.removeprefix("do_") for name in dir(self) if name.startswith("do_")]
         self._commands = {name.upper().encode(): getattr(self, f"do_{name}") for name in names}
+        self._lua = LuaFunctions(self._commands)
 
     def run(self, name: bytes, *words: Word) -> Any:
         """The reply: bytes, an integer, None or a list of these.
@@ -147,10 +147,11 @@ class MemoryServer:
         kept: SortedSet = self.contents.setdefault(key, SortedSet())
         before = len(kept)
         first = 1 if option else 0
+        score_of, put = kept.score, kept.put
         for score, member in zip(words[first::2], words[first + 1 :: 2], strict=True):
-            new, former = float(score), kept.score(member)
+            new, former = float(score), score_of(member)
             if former is None or (option != b"NX" and (option != b"GT" or new > former)):
-                kept.put(member, new)
+                put(member, new)
         if key in self._awaited:
             self._awaited.pop(key).set()
         return len(kept) - before
@@ -162,7 +163,8 @@ class MemoryServer:
         return len(self._sorted(key))
 
     def do_zscore(self, key: bytes, member: bytes) -> bytes | None:
-        score = self._sorted(key).score(member)
+        kept: SortedSet = self.contents.get(key, _EMPTY)
+        score = kept.score(member)
         return None if score is None else number(score)
 
     def do_zmscore(self, key: bytes, *members: bytes) -> list[bytes | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 _WHOLE_BELOW = 1e17
 """Whole numbers from here on are written with an exponent."""
@@ -12,20 +13,21 @@ _WHOLE_BELOW = 1e17
 class SortedSet:
     """Members and scores, kept sorted."""
 
-    __slots__ = ("_order", "_scores")
+    __slots__ = ("_order", "_scores", "score")
 
     def __init__(self) -> None:
         self._scores: dict[bytes, float] = {}
         self._order: list[tuple[float, bytes]] = []
+        self.score: Final[Callable[[bytes], float | None]] = self._scores.get
+        """The score of a member, None where it is not there: read for each block of a prompt."""
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def score(self, member: bytes) -> float | None:
-        return self._scores.get(member)
-
     def put(self, member: bytes, score: float) -> None:
-        self.remove(member)
+        former = self._scores.get(member)
+        if former is not None:
+            del self._order[bisect_left(self._order, (former, member))]
         self._scores[member] = score
         insort(self._order, (score, member))
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import astuple, fields, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -60,10 +60,16 @@ def known_fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
 # instances ---------------------------------------------------------------------------------------------------
 def text_of(kept: InstanceSpec | ReplicaInfo) -> bytes:
     """The text as which a record is kept, without its id: that is in the key or the field."""
-    _, *values = asdict(kept).items()
-    return orjson.dumps(dict(values))
+    return orjson.dumps({name: getattr(kept, name) for name in _KEPT[type(kept)]})
 
 
+_KEPT: Final[Mapping[type, Sequence[str]]] = {
+    kind: [each.name for each in fields(kind)[1:]] for kind in (InstanceSpec, ReplicaInfo)
+}
+"""The fields of each kind of record that are kept: all but its id."""
+
+
+@lru_cache(maxsize=1024)  # members are read every second, and hardly change
 def spec_from(instance_id: str, text: bytes) -> InstanceSpec:
     """Raises ValueError, or the like, where a field is missing or wrong."""
     values = orjson.loads(text)
@@ -146,24 +152,38 @@ def new_record(spec: InstanceSpec) -> bytes:
 
 
 class LoadReader:
-    """Loads with what was assigned recently: that follows from the growth of a count that this reader saw."""
+    """Loads with what was assigned recently: that follows from the growth of a count that this reader saw.
+
+    The records that change are few between two reads: the others are not parsed again, and loads of one moment without
+    a hit are made once.
+    """
 
     def __init__(self) -> None:
-        self._assigned: dict[str, tuple[int, LoadWindow]] = {}
+        self._read: dict[str, tuple[bytes, InstanceRecord, LoadWindow, InstanceLoad | None]] = {}
+        """The text of each record, what it says, and the window and the load of the last read; no load with a hit."""
 
     def load(
         self, instance_id: str, record: bytes, now_ms: int, hit_blocks: int = 0, found: TierLoad = NO_LOAD
     ) -> InstanceLoad:
         """See ``load_from``."""
-        kept = InstanceRecord.parse(record)
-        assigned_tokens = kept.assigned_tokens
-        seen_tokens, window = self._assigned.get(instance_id, (assigned_tokens, LoadWindow()))
-        window = window.add(now_ms, max(0, assigned_tokens - seen_tokens))
-        self._assigned[instance_id] = (assigned_tokens, window)
-        return kept.load(instance_id, now_ms, hit_blocks, window.tokens, found=found)
+        read, has_hit = self._read.get(instance_id), hit_blocks > 0 or found is not NO_LOAD
+        if read is None:
+            kept, window = InstanceRecord.parse(record), LoadWindow(0.0, now_ms)
+        else:
+            text, kept, window, made = read
+            assigned_tokens = 0
+            if text != record:
+                former, kept = kept, InstanceRecord.parse(record)
+                assigned_tokens = max(0, kept.assigned_tokens - former.assigned_tokens)
+            elif made is not None and window.at_ms == now_ms and not has_hit:
+                return made
+            window = window.add(now_ms, assigned_tokens)
+        load = kept.load(instance_id, now_ms, hit_blocks, window.tokens, found=found)
+        self._read[instance_id] = (record, kept, window, None if has_hit else load)
+        return load
 
     def forget(self, instance_id: str) -> None:
-        self._assigned.pop(instance_id, None)
+        self._read.pop(instance_id, None)
 
 
 def queue_head_from(values: Sequence[Any] | None) -> QueueHead | None:
@@ -370,13 +390,11 @@ def hot_prefix_from(prefix: str, value: bytes) -> tuple[int, int]:
     return int(prefix, 16), count_from(value.split()[0])
 
 
+@lru_cache(maxsize=256)  # several readers a second read the same text
 def replica_from(replica_id: str, text: bytes) -> ReplicaInfo:
     lease = ReplicaInfo(**known_fields(ReplicaInfo, orjson.loads(text)) | {"replica_id": replica_id})
     times = (lease.expires_ms, lease.lease_ms, lease.schema)
-    texts = [*lease.info.items()]
-    if not all(_is_like(each, 0) for each in times) or not all(
-        isinstance(each, str) for pair in texts for each in pair
-    ):
+    if not all(_is_like(each, 0) for each in times) or not {*map(type, lease.info.values())} <= {str}:
         raise ValueError(f"no lease: {text!r}")
     return lease
 

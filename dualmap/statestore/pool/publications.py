@@ -21,6 +21,8 @@ from dualmap.statestore.records import HASH_BYTES, unpack_chain
 
 SCALING_LOG = 1000
 """Lines of the log of scaling that are kept."""
+_WORDS = 1000
+"""Words of one command: a script hands over no more than some thousands."""
 
 
 class Publications(Changes):
@@ -66,8 +68,10 @@ class Publications(Changes):
 
     async def _publish(self, key: bytes, fields: Mapping[str, str], *more: Command, **about: Any) -> None:
         """Replace the fields of a key."""
-        commands: list[Command] = [("DEL", key), *(("HSET", key, *each) for each in fields.items()), *more]
-        await self._make(Change(commands, **about))
+        words = [word for pair in fields.items() for word in pair]
+        commands: list[Command] = [("DEL", key)]
+        commands += [("HSET", key, *words[first : first + _WORDS]) for first in range(0, len(words), _WORDS)]
+        await self._make(Change([*commands, *more], **about))
 
     @checks_replies
     async def scaling(self, role: str = "") -> ScaleRecord:

@@ -53,9 +53,10 @@ def is_readable(parse: Callable[[], object]) -> bool:
 def each_readable(texts: Mapping[bytes, bytes], parse: Callable[[str, bytes], Entry]) -> dict[str, Entry]:
     """The readable entries by name, in order."""
     found: dict[str, Entry] = {}
-    for name, text in sorted(texts.items()):
+    for each, text in sorted(texts.items()):
         try:
-            found[name.decode()] = parse(name.decode(), text)
+            name = each.decode()
+            found[name] = parse(name, text)
         except UNREADABLE:
             continue
     return found

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.state.instance import InstanceLoad
+from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.statestore.call_values import Membership, Note, PoolOverview, PoolSnapshot
 from dualmap.statestore.errors import StoreUnavailableError
@@ -26,6 +26,8 @@ from dualmap.statestore.pool.schema import PoolSchema
 from dualmap.statestore.pool.tiers import tiers_from
 from dualmap.statestore.records import REQUEST_TEXTS, request_from
 
+Said = TypeVar("Said")
+Meaning = TypeVar("Meaning")
 _MAX_CHANGES = 8
 _RECORDS_PER_CALL = 500
 _Overview = tuple[
@@ -34,13 +36,24 @@ _Overview = tuple[
 """The fields of a ``PoolOverview``."""
 
 
+def _members_from(said: tuple[Sequence[bytes], Sequence[bytes]]) -> Mapping[str, InstanceSpec]:
+    """The instances that have a record."""
+    specs, records = pairs_from(said[0]), said[1]
+    return codec.specs_from({name: specs[name] for name in specs.keys() & records})
+
+
 class Views(Changes):
-    """Reads in one transaction each, except for the requests. Reading changes nothing, here or in the store."""
+    """Reads in one transaction each, except for the requests. Reading changes nothing in the store, and here only what
+    is known of texts that were read."""
 
     def __init__(self, keys: PoolKeys, calls: Calls, reader: LoadReader, settings: RunningSettings) -> None:
         super().__init__(keys, calls)
         self._reader = reader
         self._settings = settings
+        self._last_loads: tuple[Sequence[bytes], int, Mapping[str, InstanceLoad]] = (), 0, {}
+        """The records that were read last, when, and the loads made of them: the rounds of one moment read the same."""
+        self._read: dict[str, tuple[Any, Any]] = {}
+        """The texts of each part of a membership as they were read last, and their meaning."""
 
     @checks_replies
     async def membership(self) -> Membership:
@@ -50,18 +63,28 @@ class Views(Changes):
         hashes = (keys.meta, keys.hotness_tree, keys.learned, *given, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
         *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
-        meta, tree, learned, overrides, names, adapters, specs = map(pairs_from, found)
+        of_pool, tree, learned, overrides, names, adapters, specs = found
+        meta, meaning = pairs_from(of_pool), self._meaning_of
         PoolSchema.of(meta).refuse_newer(keys.pool)
         return Membership(
             count_from(meta.get(b"epoch", b"0")),
             count_from(meta.get(b"tree_version", b"0")),
-            codec.specs_from({name: specs[name] for name in specs.keys() & records}),
-            codec.tree_from(tree),
-            codec.record_from(Learned(), learned),
-            self._settings.overrides_from(overrides),
-            codec.names_from(names),
-            adapters=codec.adapters_from(adapters),
+            meaning("specs", (specs, records), _members_from),
+            meaning("tree", tree, lambda flat: codec.tree_from(pairs_from(flat))),
+            meaning("learned", learned, lambda flat: codec.record_from(Learned(), pairs_from(flat))),
+            meaning("overrides", overrides, lambda flat: self._settings.overrides_from(pairs_from(flat))),
+            meaning("names", names, lambda flat: codec.names_from(pairs_from(flat))),
+            adapters=meaning("adapters", adapters, lambda flat: codec.adapters_from(pairs_from(flat))),
         )
+
+    def _meaning_of(self, part: str, said: Said, read: Callable[[Said], Meaning]) -> Meaning:
+        """Return the meaning of a part of a membership. Members are read every second, and hardly change: the same
+        texts mean the same value."""
+        known = self._read.get(part)
+        if known is None or known[0] != said:
+            known = self._read[part] = said, read(said)
+        meaning: Meaning = known[1]
+        return meaning
 
     @checks_replies
     async def snapshot(self) -> PoolSnapshot:
@@ -152,10 +175,14 @@ class Views(Changes):
     async def instance_ids(self) -> list[str]:
         return sorted(member.decode() for member in await self._calls.command("HKEYS", self._keys.instance_records))
 
-    def _loads_from(self, records: Sequence[bytes], now_ms: int) -> dict[str, InstanceLoad]:
+    def _loads_from(self, records: Sequence[bytes], now_ms: int) -> Mapping[str, InstanceLoad]:
         """The loads by id, in id order."""
-        load = self._reader.load
-        return each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
+        former, at_ms, loads = self._last_loads
+        if at_ms != now_ms or former != records:
+            load = self._reader.load
+            loads = each_readable(pairs_from(records), lambda name, record: load(name, record, now_ms))
+            self._last_loads = records, now_ms, loads
+        return loads
 
     @checks_replies
     async def records(self, request_ids: Sequence[str]) -> dict[str, StoredRequest]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import hiredis
 from redis.asyncio import ConnectionPool
@@ -39,6 +39,10 @@ OwnClock = Callable[[], int]
 
 pack: Callable[[tuple[Argument, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]  # the stub knows no such
 """A command as it is sent."""
+
+
+_MULTI: Final = pack(("MULTI",))
+_EXEC: Final = pack(("EXEC",))
 
 
 class Wire(asyncio.Protocol):
@@ -107,6 +111,15 @@ class Wire(asyncio.Protocol):
         if self._sweep_timer is None:
             self._sweep_later()
         return future
+
+    def send_together(self, commands: Sequence[bytes]) -> list[asyncio.Future[Any]]:
+        """Send packed commands in one piece; the futures get their replies, or one of them that they cannot be sent."""
+        futures = [self.send(b"".join(commands))]
+        if self._transport is not None:
+            _, deadline_s = self._in_flight[-1]
+            futures += [self._loop.create_future() for _ in commands[1:]]
+            self._in_flight.extend([(future, deadline_s) for future in futures[1:]])
+        return futures
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -304,8 +317,18 @@ class WireCalls(Calls):
         wire = await self._ready()
         # The transaction is sent in one piece: on a shared connection no other command may slip in, and no part may be
         # left out.
-        futures = [wire.send(pack(tuple(command))) for command in (("MULTI",), *commands, ("EXEC",))]
-        replies = await asyncio.gather(*futures, return_exceptions=True)
+        futures = wire.send_together([_MULTI, *[pack(tuple(command)) for command in commands], _EXEC])
+        try:
+            await futures[-1]
+        except asyncio.CancelledError:
+            for future in futures:
+                if not future.cancel() and not future.cancelled():
+                    future.exception()  # retrieved: else asyncio logs it
+            raise
+        except StoreError:
+            pass  # a refusal of a single command comes before, and says more
+        # Replies come in the order of the commands, so all are there.
+        replies = [future.exception() or future.result() for future in futures]
         results: list[Any] = replies[-1] if isinstance(replies[-1], list) else []
         for reply in (*replies, *results):
             if isinstance(reply, BaseException):

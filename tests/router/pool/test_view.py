@@ -11,6 +11,7 @@ import pytest
 from dualmap.router.pool.view import ViewKeeper, next_view
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.statestore.call_values import Membership
 from dualmap.statestore.errors import StoreUnavailableError
@@ -171,3 +172,19 @@ def test_rings_are_kept_when_members_stay() -> None:
 
     assert second.rings is first.rings
     assert (second.epoch, second.tree_version, second.tree.hot) == (2, 1, {9: 1})
+
+
+async def test_the_view_stays_the_same_until_the_store_has_something_else(store: Any, clock: Any) -> None:
+    pool = store.pool("default")
+    await pool.members.put_instance(tools.spec("a"))
+    kept = keeper(pool, clock)
+    first, again = await kept.refresh(), await kept.refresh()
+
+    await pool.members.put_instance(tools.spec("b"))
+    second = await kept.refresh()
+    await pool.adapters.restore({"x": RegisteredAdapter("/w")})
+    third = await kept.refresh()
+
+    assert again is first
+    assert (first.ready, second.ready, third.ready) == (("a",), ("a", "b"), ("a", "b"))
+    assert (second.loaded_anywhere, third.loaded_anywhere) == (frozenset(), frozenset({"x"}))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -169,3 +171,17 @@ def test_names_that_the_same_instances_serve_share_their_rings() -> None:
     built = view(spec("a", models=BASE), spec("b", models=many), spec("c", models=many))
 
     assert len({id(built.serving(name)) for name in many if name != "qwen"}) == 1
+
+
+def test_a_view_does_not_keep_the_views_before_it() -> None:
+    """Every instance serves the name "m", so that its group is the view itself."""
+    built, kept = None, []
+    for _ in range(3):
+        for _ in range(10):
+            built = view(spec("a", models={"m": "", "x": "m"}), spec("b", models={"m": ""}), previous=built)
+            assert built.serving("m") is built
+            assert built.serving("x").ready == ("a",)
+        gc.collect()
+        kept.append(sum(isinstance(each, ClusterView) for each in gc.get_objects()))
+
+    assert kept[0] == kept[2]

@@ -159,6 +159,9 @@ local function ends_of(instance, chain, block_tokens, hit, listed, prompt_tokens
   return ends
 end
 
+-- Stamps and blocks of one call. One list for all of them: a new one would grow with every other block.
+local stamped = {}
+
 -- Enters the chain of a prompt as the youngest: its first blocks as resident, the others as reserved. So many of its
 -- blocks are a hit, the last with this stamp, and so many listed: where the hit is confirmed, it is left alone. Evicts
 -- the oldest beyond capacity, which what is confirmed does not count in.
@@ -170,7 +173,7 @@ local function stamp_chain(instance, chain, block_tokens, resident, hit, stamp, 
   local youngest = instance.kv_stamp + blocks
   instance.kv_stamp = youngest
   for first = settled, blocks - 1, BLOCKS_PER_CALL do
-    local stamped, place = {}, 0
+    local place = 0
     for block = first, min(first + BLOCKS_PER_CALL, blocks) - 1 do
       stamped[place + 1] = youngest - block + (block < resident and 0 or 0.5)
       if ends and not ends[block + 1] then
@@ -179,7 +182,7 @@ local function stamp_chain(instance, chain, block_tokens, resident, hit, stamp, 
       stamped[place + 2] = sub(chain, block * 8 + 1, block * 8 + 8)
       place = place + 2
     end
-    instance.cached_blocks = instance.cached_blocks + call('ZADD', kv_key, 'GT', unpack(stamped))
+    instance.cached_blocks = instance.cached_blocks + call('ZADD', kv_key, 'GT', unpack(stamped, 1, place))
   end
   if instance.cached_blocks > capacity then
     local beyond = call('ZCOUNT', kv_key, '-inf', format('(%d', terms.confirmed)) - capacity

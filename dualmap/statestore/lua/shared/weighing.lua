@@ -98,22 +98,26 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   local ends_early = instance.hit_step_tokens > 0 or instance.dropped_blocks > 0
   local most = ends_early and most_blocks(told.prompt_tokens, placement.block_tokens)
   local hit, stamp, listed = hit_blocks(instance, chain, guess, most)
+  local loads_nothing = instance.tiers == 0 or option.leg == 'decode'
+  if loads_nothing and not told.adapter then
+    local uncached, missed, cost, ttft_s, decides =
+      priced(instance, placement, option.plain, hit, NO_LOAD, 0, 0, 0, now_ms)
+    -- With all fields from the start, so that the table does not grow; with those of adapters it were twice as large.
+    return { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
+      context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = uncached, missed = missed,
+      cost = cost, ttft_s = ttft_s, decides = decides }
+  end
   local host_s, disk_s, slot_turns = 0, 0, 0
   if told.adapter then
     host_s, disk_s, slot_turns = waits_on(instance, told.adapter)
   end
-  if instance.tiers == 0 or option.leg == 'decode' then
-    local uncached, missed, cost, ttft_s, decides =
-      priced(instance, placement, told.adapter and option or option.plain, hit, NO_LOAD, host_s,
-        disk_s, slot_turns, now_ms)
-    -- With all fields from the start, so that the table does not grow.
-    return { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
-      context = instance.context_tokens, load = NO_LOAD, found = hit, uncached = uncached, missed = missed,
-      cost = cost, ttft_s = ttft_s, decides = decides, host_s = host_s, disk_s = disk_s, slot_turns = slot_turns }
-  end
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
     context = instance.context_tokens, cost = false, host_s = host_s, disk_s = disk_s, slot_turns = slot_turns }
-  weigh_loads(offer, chain, placement, option, now_ms)
+  if loads_nothing then
+    weigh_load(offer, placement, option, NO_LOAD, now_ms)
+  else
+    weigh_loads(offer, chain, placement, option, now_ms)
+  end
   return offer
 end
 
