@@ -1,13 +1,13 @@
 """How soon adapters answer again after an instance that had them was killed.
 
-    python -m benchmarks.adapter_kill [--instances 8] [--adapters 32] [--rounds 3] [--host-slots 64] [--markdown]
+    python -m benchmarks.adapter_kill [--instances 8] [--adapters 32] [--rounds 3] [--host-slots 64]
 
 Starts a fleet of emulated instances in real time (two routers, a worker), registers adapters at a router, and has one
 client for each that sends requests one after the other, so that every adapter is hot. Then it kills the instance that
 has most of them, as often as there are rounds: its port closes at once, and it comes back after ten seconds without
-any adapter. For each adapter that was loaded there it takes the time from the kill to its next first token, of a
-request that was sent after the kill. Prints the worst and the median of each round, and what was lost: answers that
-failed, or broke off. The aim is the time of a load and a second.
+any adapter. For each adapter that was loaded there one more request is sent at once, since the clients' own next ones
+wait for answers under way, and it takes the time from the kill to its first token. Prints the worst and the median of
+each round, and what was lost: answers that failed, or broke off. The aim is the time of a load and a second.
 """
 
 from __future__ import annotations
@@ -50,9 +50,13 @@ class Client(threading.Thread):
         turn = 0
         while not self.ended.is_set():
             turn += 1
-            why = self._send(f"{self.adapter}, turn {turn}: " + "word " * 200)
-            if why:
-                self.lost.append(why)
+            self.send(f"{self.adapter}, turn {turn}: " + "word " * 200)
+
+    def send(self, prompt: str) -> None:
+        """One request, to its end."""
+        why = self._send(prompt)
+        if why:
+            self.lost.append(why)
 
     def _send(self, prompt: str) -> str:
         """One request; returns why it was lost, or nothing."""
@@ -78,13 +82,6 @@ class Client(threading.Thread):
             return "broke off"
         self.first_tokens.append((sent_s, first_s))
         return ""
-
-    def next_first_token_s(self, killed_s: float) -> float | None:
-        """Time from the kill to the first token of the first request that was sent after it."""
-        for sent_s, first_s in tuple(self.first_tokens):
-            if sent_s >= killed_s:
-                return first_s - killed_s
-        return None
 
 
 def call(url: str, body: dict[str, Any] | None = None) -> Any:
@@ -117,8 +114,12 @@ def loaded(endpoint: str) -> dict[str, list[str]]:
 
 
 def has_its_own(endpoint: str, instance_id: str) -> bool:
-    rows = [row["registered"] for row in call(f"{endpoint}/admin/adapters")["adapters"] if row["registered"]]
-    return all(instance_id in row["loaded"] for row in rows if instance_id in row["homes"])
+    """Whether an instance has the adapters whose home it is, or as many as the fleet knows room for."""
+    found = call(f"{endpoint}/admin/adapters")
+    rows = [row["registered"] for row in found["adapters"] if row["registered"]]
+    own, has = (sum(instance_id in row[where] for row in rows) for where in ("homes", "loaded"))
+    room: int = found["room"][instance_id]["host"]
+    return has >= min(own, room)
 
 
 def instances(endpoint: str) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def measure(fleet: FleetProcess, adapters: int, rounds: int) -> list[tuple[str, 
     for client in clients:
         client.start()
     until(lambda: all(len(client.first_tokens) > 3 for client in clients), "all adapters answer", READY_S)
-    found = []
+    found, everyone = [], [*clients]
     for _ in range(rounds):
         where = loaded(endpoint)
         counts = Counter(each for homes in where.values() for each in homes)
@@ -144,10 +145,15 @@ def measure(fleet: FleetProcess, adapters: int, rounds: int) -> list[tuple[str, 
         url = instances(endpoint)[dead]["url"]
         killed_s = time.monotonic()
         call(f"{url}/emulator/die", {"abruptly": True, "revive_after_s": BACK_S})
-        hit = [client for client in clients if dead in where[client.adapter]]
-        until(lambda h=hit, k=killed_s: all(each.next_first_token_s(k) for each in h), "they answer again", READY_S)
-        times = [each.next_first_token_s(killed_s) or 0.0 for each in hit]
-        found.append((dead, len(hit), median(times), max(times)))
+        asked = [Client(endpoint, name) for name in names if dead in where[name]]
+        threads = [threading.Thread(target=each.send, args=(f"{each.adapter}: " + "word " * 200,)) for each in asked]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(READY_S)
+        times = [first_s - killed_s for each in asked for _, first_s in each.first_tokens]
+        found.append((dead, len(asked), median(times), max(times)))
+        everyone += asked
         until(lambda u=url: answers(u), "its port is open again", READY_S)
         until(lambda d=dead: instances(endpoint)[d]["state"] == "ready", "it is back", READY_S)
         until(lambda d=dead: has_its_own(endpoint, d), "it has the adapters whose home it is", READY_S)
@@ -155,8 +161,8 @@ def measure(fleet: FleetProcess, adapters: int, rounds: int) -> list[tuple[str, 
         client.ended.set()
     for client in clients:
         client.join(60)
-    lost = [f"{client.adapter}: {why}" for client in clients for why in client.lost]
-    answered = sum(len(client.first_tokens) for client in clients)
+    lost = [f"{client.adapter}: {why}" for client in everyone for why in client.lost]
+    answered = sum(len(client.first_tokens) for client in everyone)
     print(f"{answered} requests answered, {len(lost)} lost")
     for why in lost[:10]:
         print(f"  {why}")
@@ -180,7 +186,7 @@ def main() -> None:
             rows = measure(fleet, arguments.adapters, arguments.rounds)
         finally:
             fleet.stop()
-    print(f"\nnext first token after the kill; a load takes {HOST_S + DISK_S:g} s, so the aim is {AIM_S:g} s\n")
+    print(f"\nfirst tokens of requests sent then; a load takes {HOST_S + DISK_S:g} s, so the aim is {AIM_S:g} s\n")
     print("| killed | adapters on it | median s | worst s |\n| --- | ---: | ---: | ---: |")
     for dead, count, middle_s, worst_s in rows:
         print(f"| {dead} | {count} | {middle_s:.2f} | {worst_s:.2f} |")

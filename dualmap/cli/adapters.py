@@ -74,6 +74,10 @@ def adapters_table(found: dict[str, Any]) -> Group:
     for name in names:
         table.add_column(name, justify="right" if name in ("rank", "running", "idle s") else "left")
     parts: list[RenderableType] = [Text(said), table]
+    for instance_id, room in found["room"].items():
+        waiting = room.get("running", 0) - room["device"]  # a replica of another version may not say it
+        if waiting > 0:
+            parts.append(Text(f"{instance_id}: {waiting} adapters with running requests wait for a slot on the device"))
     for each in found["adapters"]:
         record = each.get("registered") or {}  # a replica of another version may not know it
         where = (" ".join(each[place]) for place in ("device", "host"))

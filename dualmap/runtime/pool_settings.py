@@ -288,9 +288,11 @@ class AdapterSettings(BaseModel):
         description="adapters in host memory, max_cpu_loras (none: as the instance reports, else as on the device)",
     )
     host_ms: int = Field(
-        20, ge=0, le=10**6, description="time of an adapter from host memory to the device, until measured"
+        20, ge=0, le=10**6, description="time of an adapter of rank 16 from host memory to the device, until measured"
     )
-    disk_ms: int = Field(500, ge=0, le=10**6, description="time of an adapter into host memory, until measured")
+    disk_ms: int = Field(
+        500, ge=0, le=10**6, description="time of an adapter of rank 16 into host memory, until measured"
+    )
 
 
 class PoolSettings(BaseModel):

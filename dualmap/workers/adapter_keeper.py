@@ -190,8 +190,6 @@ class AdapterKeeper:
         for each in now.instances.values():
             if each.url == spec.url and (changes := made.listed.changes(each)):
                 await pool.members.update_instance(each.instance_id, changes, fence=self._context.fence)
-        if due.step is not Step.UNLOAD and not made.complaint:
-            await pool.adapters.note_loaded(spec, due.name)
         await self._note(due, made)
 
     def _log(self, due: DueStep, adapter: RegisteredAdapter, made: Made, took_s: float) -> None:

@@ -10,10 +10,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from dualmap.runtime.pool_settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
+from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
 
 _ADAPTERS = "vllm:lora_requests_info"
+_LOADED, _ON_DEVICE = "vllm:lora_adapter_loaded", "vllm:num_gpu_loaded_lora_adapters"
+_SLOTS = "vllm:max_gpu_lora_adapters"
+"""Metrics of versions after 0.33, proposed for vLLM: a sample for each adapter that is loaded, and how many are on the
+device, which is there before any is."""
 _TOKEN_COUNTERS = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 _REQUEST_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _START_TIME = "process_start_time_seconds"
@@ -96,10 +101,50 @@ def kv_capacity_of(metrics: str, rank: int | None = None) -> int | None:
     return capacity if 0 < capacity <= MAX_KV_CAPACITY_TOKENS else None
 
 
-def adapter_slots_of(metrics: str) -> int | None:
-    """Adapters that the server has on its device at a time; None where it serves none, or does not report it."""
-    slots = [_count(sample.labels, "max_lora") for sample in _samples(metrics, (_ADAPTERS,))]
-    return max(slots, default=0) or None
+@dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """The report of a server about its adapters."""
+
+    slots: int | None = None
+    """Adapters that it has on its device at a time; None where it serves none, or does not report it."""
+    in_flight: tuple[str, ...] = ()
+    """Those with requests that run or wait there."""
+    resident: Residency | None = None
+    """Those that it has; None where it does not report it, or several engines do."""
+
+
+def adapters_of(metrics: str) -> AdapterReport:
+    """The newest sample of requests alone: vLLM keeps one for each set of adapters that ever was in flight, whose value
+    is the time when it was."""
+    lines = [line for line in metrics.splitlines() if line.startswith(_ADAPTERS)]
+    resident, slots = _residency(metrics)
+    for sample in _samples(max(lines, key=_time_of, default=""), (_ADAPTERS,)):
+        names = sample.labels.get("running_lora_adapters", "").split(",")
+        return AdapterReport(_count(sample.labels, "max_lora") or slots, tuple(filter(None, names)), resident)
+    return AdapterReport(slots, (), resident)
+
+
+def _residency(metrics: str) -> tuple[Residency | None, int | None]:
+    """The adapters that a server has, and its slots on the device, where its version reports them."""
+    device, loaded, engines, slots = set[str](), set[str](), set[str | None](), None
+    for sample in _samples(metrics, (_LOADED, _ON_DEVICE, _SLOTS)):
+        if sample.name == _LOADED:
+            name = sample.labels.get("adapter_name", "")
+            loaded.add(name)
+            if sample.labels.get("level") == "gpu":
+                device.add(name)
+        elif sample.name == _ON_DEVICE:
+            engines.add(sample.labels.get("engine"))
+        elif 0 < sample.value < MAX_KV_CAPACITY_TOKENS:
+            slots = int(sample.value)
+    return Residency(frozenset(device), frozenset(loaded)) if len(engines) == 1 else None, slots
+
+
+def _time_of(line: str) -> float:
+    try:
+        return float(line.rpartition(" ")[2])
+    except ValueError:
+        return -math.inf
 
 
 def block_tokens_of(metrics: str) -> int | None:

@@ -12,6 +12,7 @@ from typing import Any
 from dualmap.runtime.open_files import ShortageLog
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.backoff import worth_logging
+from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.instance_lifecycle import SERVING, InstanceEvent, next_state
 from dualmap.statestore.leases import LOST_FIELD
@@ -242,9 +243,8 @@ class HealthChecker:
         changes = found.changes(spec)
         if "models" in changes:
             self._report_models(spec, models)
-        if models and any(models.values()) and not spec.adapter_slots:
-            # It serves adapters, and vLLM reports its slots from its first request for one on.
-            changes |= adapter_room(spec, await self._prober.adapter_slots(spec.url), None, self._adapters)
+        if models and any(models.values()):
+            changes |= await self._read_adapters(spec, models)
         if changes:
             await self._pool.members.update_instance(spec.instance_id, changes, fence=self._fence)
         checks = MODELS_INTERVAL_S / self._settings.health_interval_s
@@ -253,6 +253,21 @@ class HealthChecker:
         record = replace(record, models_due_s=due_s, model_complaint=complaint)
         self._records[spec.instance_id] = record
         return record
+
+    async def _read_adapters(self, spec: InstanceSpec, models: Mapping[str, str]) -> dict[str, Any]:
+        """What an instance that lists adapters reports about them: the changes of its description, as vLLM reports its
+        slots from its first request for one on; and for the store those that are used past the fleet, and those that it
+        has, where its version says that. Of several ranks behind one URL it does not say which one uses them."""
+        report = await self._prober.adapters(spec.url)
+        if not spec.adapter_slots:
+            return dict(adapter_room(spec, report.slots, None, self._adapters))
+        used, resident = [name for name in report.in_flight if models.get(name)], report.resident
+        if spec.data_parallel_rank is None and (used or resident):
+            # It keeps what was unloaded until others need the room, under names that requests do not use any more.
+            listed = frozenset(name for name, parent in models.items() if parent)
+            resident = resident and Residency(resident.device & listed, resident.loaded & listed)
+            await self._pool.members.note_adapters(spec, used, resident, fence=self._fence)
+        return {}
 
     def _unlisted(self, models: Mapping[str, str] | None) -> str | None:
         """The complaint about a list of names that has not the pool's model."""

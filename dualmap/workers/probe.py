@@ -20,8 +20,9 @@ from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
 from dualmap.scheduling.state.model_names import ModelList
 from dualmap.workers.engine_metrics import (
+    AdapterReport,
     ServerRun,
-    adapter_slots_of,
+    adapters_of,
     block_tokens_of,
     kv_capacity_of,
     loads_of,
@@ -196,10 +197,10 @@ class Prober:
         """The model names that it lists. Raises NotSentError."""
         return _model_list(_answered(await self._request("GET", f"{url}/v1/models", self._timeout_s)))
 
-    async def adapter_slots(self, url: str) -> int | None:
-        """Adapters that it has on its device at a time; None where it does not report that. Raises NotSentError."""
+    async def adapters(self, url: str) -> AdapterReport:
+        """Its adapters, as far as it reports them. Raises NotSentError."""
         answer = _answered(await self._request("GET", f"{url}/metrics", self._timeout_s))
-        return adapter_slots_of(answer.body.decode(errors="replace")) if answer.ok else None
+        return adapters_of(answer.body.decode(errors="replace")) if answer.ok else AdapterReport()
 
     async def kv_event_sources(self, url: str) -> Any:
         """Where it publishes KV events, as it says itself (JSON); None where it says nothing. Raises NotSentError."""
@@ -232,7 +233,7 @@ class Prober:
             max_num_batched_tokens=budget,
             max_num_seqs=sequences,
             max_model_len=longest_of(models.body) if models.ok else None,
-            adapter_slots=adapter_slots_of(text) or slots,
+            adapter_slots=adapters_of(text).slots or slots,
             adapter_host_slots=host_slots,
             dropped_blocks=dropped_blocks_of(info.body) if info.ok else None,
         )

@@ -14,7 +14,7 @@ from tests.cli.scripted_replica import Replica, error
 REGISTERED = {"rank": 8, "tenant": "acme", "loaded": ["a", "b"], "outdated": ["c"], "failed": {"d": "it answered 404"}}
 FOUND = {
     "pool": "default",
-    "room": {"a": {"device": 4, "host": 8}},
+    "room": {"a": {"device": 4, "host": 8, "running": 6}, "b": {"device": 4, "host": 8}},
     "adapters": [
         {"adapter": "sql", "running": 2, "idle_s": 0.0, "device": ["a"], "host": [], "registered": REGISTERED},
         {"adapter": "static", "running": 0, "idle_s": None, "device": [], "host": ["a"], "registered": None},
@@ -69,6 +69,8 @@ def test_the_table_says_where_each_is_and_what_is_wrong() -> None:
     ]
     assert "sql: c has its former weights, and is to replace them" in lines
     assert "sql: d does not load it: it answered 404" in lines
+    assert "a: 2 adapters with running requests wait for a slot on the device" in lines
+    assert not any(line.startswith("b: ") for line in lines)
 
 
 def test_a_name_that_looks_like_a_style_is_shown_as_it_is(replica: Replica, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tests.conformance.server import Server
 
 METRICS = {
-    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason",
+    "vllm:kv_cache_usage_perc", "vllm:cache_config_info",
     "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total", "vllm:prompt_tokens_total",
     "vllm:generation_tokens_total", "vllm:num_preemptions_total", "vllm:time_to_first_token_seconds_bucket",
     "vllm:inter_token_latency_seconds_bucket", "vllm:request_queue_time_seconds_bucket", "process_start_time_seconds",

@@ -59,6 +59,16 @@ def rows_of(fleet: Fleet, name: str) -> list[dict[str, Any]]:
     return [each for each in fleet.get("/admin/adapters")["adapters"] if each["adapter"] == name]
 
 
+def answering(fleet: Fleet) -> int:
+    """Live requests whose first tokens came."""
+    return sum(each["state"] == "prefilled" for each in fleet.live_requests())
+
+
+def homes_of_live(fleet: Fleet) -> list[str]:
+    """The instances of live requests; empty where one is not placed yet."""
+    return [each["instance_id"] for each in fleet.live_requests()]
+
+
 def having(fleet: Fleet, name: str) -> set[str]:
     """The instances whose servers list the adapter, by what they say themselves."""
     found = set()
@@ -111,7 +121,7 @@ def test_an_adapter_that_is_unloaded_while_it_answers_ends_its_answers(adapter_f
     load(fleet, "leaving")
     with ThreadPoolExecutor(4) as senders:
         asked = [senders.submit(ask, fleet, "leaving", f"{number}", 400) for number in range(4)]
-        until(lambda: len(fleet.live_requests()) == 4 or all(each.done() for each in asked), "they run")
+        until(lambda: answering(fleet) == 4 or all(each.done() for each in asked), "they answer")
         assert unload(fleet, "leaving") == 200
         statuses = {each.result()[0] for each in asked}
 
@@ -129,8 +139,8 @@ def test_a_store_that_lost_everything_is_given_the_adapters_again(adapter_fleet:
         until(lambda: store.hget("dualmap:{default}:adapter_records", "kept"), "its record is back")
 
     until(lambda: ask(fleet, "kept")[0] == 200, "it is served")
-    (row,) = until(lambda: rows_of(fleet, "kept"), "every replica lists it")
-    assert row["registered"]["rank"] == 16
+    rows = [until(lambda: rows_of(fleet, "kept"), "every replica lists it") for _ in range(8)]
+    assert {each["registered"]["rank"] for (each,) in rows} == {16}
     assert unload(fleet, "kept") == 200
 
 
@@ -165,9 +175,9 @@ def test_what_dies_in_the_middle_of_a_load_leaves_nothing_stuck(slow_fleet: Flee
         until(lambda: store.hexists(key, "law"), "it is registered", 10)
         until(lambda: "law" in [each["id"] for each in fleet.get("/v1/models")["data"]], "it is served")
         waiting = [senders.submit(ask, fleet, "law", f"{number}") for number in range(4)]
-        until(lambda: len(fleet.live_requests()) == 4, "they wait for it", 10)
+        placed = until(lambda: len(found := homes_of_live(fleet)) == 4 and all(found) and found, "they wait for it", 10)
         began_s = time.monotonic()
-        dead = fleet.live_requests()[0]["instance_id"]
+        dead = placed[0]
         fleet.emulator(dead, "/emulator/die", {"abruptly": True, "revive_after_s": 2})
         assert {each.result()[0] for each in waiting} == {200}
         assert time.monotonic() - began_s < 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import urllib.request
@@ -21,6 +22,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     words = ("--replicas", "2", "--workers", "1", "--instances", "4", "--preset", "qwen2.5-7b-910b4:adapter_slots=4")
     names = ("--emulator.loras", json.dumps(ADAPTERS))
     with running_fleet(tmp_path_factory.mktemp("adapters"), (*words, *names)) as started:
+        until(lambda: {each["state"] for each in started.instances().values()} == {"ready"}, "all are ready")
         yield started
 
 
@@ -36,7 +38,7 @@ def test_the_room_for_adapters_is_read_from_instances_that_have_served_one(fleet
     until(lambda: ADAPTERS[0] in str(fleet.get("/v1/models")), "the adapter is known")
     home = served_by(fleet, ADAPTERS[0], "how many are there?")
 
-    until(lambda: fleet.instances()[home]["adapter_slots"] == 4, "its slots are known", 20)
+    until(lambda: fleet.instances()[home]["adapter_slots"] == 4, "its slots are known")
 
 
 def test_prompts_of_an_adapter_share_no_prefix_and_meet_on_its_two_instances(fleet: Fleet) -> None:
@@ -54,11 +56,25 @@ def test_prompts_of_an_adapter_share_no_prefix_and_meet_on_its_two_instances(fle
 def test_people_see_where_an_adapter_is(fleet: Fleet) -> None:
     until(lambda: ADAPTERS[0] in str(fleet.get("/v1/models")), "the adapter is known")
     home = served_by(fleet, ADAPTERS[0], "where is it?")
-    until(lambda: fleet.instances()[home]["adapter_slots"] == 4, "its slots are known", 20)
+    until(lambda: fleet.instances()[home]["adapter_slots"] == 4, "its slots are known")
     home = served_by(fleet, ADAPTERS[0], "where is it now?")
 
     until(lambda: home in seen(fleet).get(ADAPTERS[0], {}).get("device", ()), "it is listed")
     assert f"{ADAPTERS[0]} " in fleet.dualmap("adapters", "--url", fleet.endpoint)
+
+
+def test_an_adapter_that_is_used_past_the_fleet_is_seen(fleet: Fleet) -> None:
+    instance_id, spec = min(fleet.instances().items())
+    name = next(each for each in ADAPTERS if instance_id not in seen(fleet).get(each, {}).get("device", ()))
+    client = http.client.HTTPConnection(spec["url"].removeprefix("http://"), timeout=60)
+    body = json.dumps({"model": name, "prompt": "past it", "max_tokens": 4000, "ignore_eos": True, "stream": True})
+    client.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+    try:
+        until(lambda: instance_id in seen(fleet).get(name, {}).get("device", ()), "it is on the device")
+    finally:
+        client.close()
+
+    assert seen(fleet)[name]["running"] == 0, "no request of the fleet runs"
 
 
 def seen(fleet: Fleet) -> dict[str, dict[str, Any]]:

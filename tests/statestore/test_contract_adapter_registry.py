@@ -10,8 +10,6 @@ import pytest
 
 from dualmap.scheduling.state.registered_adapters import AdapterState, RegisteredAdapter
 from dualmap.statestore.pool import PoolStore, adapter_registry
-from dualmap.statestore.pool.adapters import AdapterUse
-from tests.statestore.samples import HandClock, finish, instance, place
 
 SQL = RegisteredAdapter("/adapters/sql", rank=8, tenant="acme")
 
@@ -105,26 +103,6 @@ async def test_a_record_that_cannot_be_read_is_none_and_is_mended(pool: PoolStor
     await pool.upkeep.mend(fence=lease.fence)
 
     assert not await pool._calls.command("HGETALL", pool._keys.adapter_records)
-
-
-async def test_an_adapter_that_an_instance_was_made_to_load_is_its_last_used_one(
-    pool: PoolStore, clock: HandClock
-) -> None:
-    room = {"adapter_slots": 1, "adapter_host_slots": 2, "adapter_host_ms": 20, "adapter_disk_ms": 500}
-    spec = instance("a", dispatch_window_tokens=10**6, max_running_requests=99, **room)
-    await pool.members.put_instance(spec)
-    for name in ("one", "two"):
-        clock.advance(1000)
-        await place(pool, name, adapter=name, tokens=100)
-    await finish(pool, "one")
-    clock.advance(1000)
-
-    await pool.adapters.note_loaded(spec, "three")
-    await pool.adapters.note_loaded(spec, "two")
-    uses = (await pool.members.adapters(["a"]))[0]["a"]
-
-    assert [(use.adapter, use.running) for use in uses] == [("two", 1), ("three", 0)]
-    assert isinstance(uses[0], AdapterUse)
 
 
 async def test_failures_are_kept_in_words_until_they_end(pool: PoolStore) -> None:

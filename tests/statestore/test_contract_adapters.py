@@ -6,12 +6,13 @@ import random
 
 import pytest
 
+from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.placing.placement import PlaceReply
 from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.simulation.engine.adapter_slots import AdapterMemory, AdapterSlots
 from dualmap.statestore.pool import PoolStore
-from dualmap.statestore.pool.adapters import RUNNING_SCORE, AdapterUse
+from dualmap.statestore.pool.adapters import RUNNING_SCORE, SETTLED_MS, AdapterUse
 from tests.statestore.samples import LEAST_TTFT, HandClock, finish, instance, place, record
 
 HOST_S, DISK_S = 0.02, 0.5
@@ -122,6 +123,128 @@ async def test_a_name_that_needs_quotes_is_kept(pool: PoolStore) -> None:
 
     assert (await record(pool, "first")).adapter == 'a "b" \\ c'
     assert wait_s(await place(pool, "second", adapter='a "b" \\ c')) == 0.0
+
+
+async def test_the_load_of_an_adapter_of_a_higher_rank_takes_longer(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a", slots=1, host_slots=2)
+    await used(pool, "one", "two", clock=clock)
+
+    assert wait_s(await place(pool, "from disk", adapter="new", adapter_share=4.0)) == pytest.approx(
+        4 * (HOST_S + DISK_S)
+    )
+    clock.advance(1000)
+    await finish(pool, "from disk")
+    assert wait_s(await place(pool, "from host", adapter="two", adapter_share=0.5)) == pytest.approx(0.5 * HOST_S)
+
+
+BASE = {"default": ""}
+
+
+def listing(*names: str, path: str = "/adapters") -> dict[str, object]:
+    return {"models": BASE | dict.fromkeys(names, "default"), "adapters": {name: f"{path}/{name}" for name in names}}
+
+
+async def order(pool: PoolStore) -> list[tuple[str, int]]:
+    """Adapters of instance ``a`` with their running requests, the last used first."""
+    return [(use.adapter, use.running) for use in (await pool.members.adapters(["a"]))[0]["a"]]
+
+
+async def test_what_an_instance_lists_newly_was_loaded_just_now(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a", slots=1, host_slots=3)
+    await pool.members.update_instance("a", listing("one"))
+    await used(pool, "one", "two", clock=clock)
+    await place(pool, "runs", adapter="two")
+    clock.advance(1000)
+
+    await pool.members.update_instance("a", listing("one", "two", "three"))
+    assert await order(pool) == [("two", 1), ("three", 0), ("one", 0)]
+    await pool.members.update_instance("a", {"max_running_requests": 50})
+    assert await order(pool) == [("two", 1), ("three", 0), ("one", 0)]
+
+
+async def test_an_adapter_that_is_listed_with_another_path_was_loaded_just_now(
+    pool: PoolStore, clock: HandClock
+) -> None:
+    await with_slots(pool, "a")
+    await pool.members.update_instance("a", listing("one", "two"))
+    await used(pool, "one", "two", clock=clock)
+    clock.advance(1000)
+    replaced = listing("one", "two")
+    replaced["adapters"] = {"one": "/new/one", "two": "/adapters/two"}
+
+    await pool.members.update_instance("a", replaced)
+
+    assert await order(pool) == [("one", 0), ("two", 0)]
+
+
+async def test_a_name_that_an_instance_lists_no_more_is_to_be_loaded_again(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await pool.members.update_instance("a", listing("one", "two"))
+    await used(pool, "one", "two", "resolved", clock=clock)
+    await place(pool, "late", adapter="two")
+
+    await pool.members.update_instance("a", listing("one"))
+    assert await order(pool) == [("resolved", 0), ("one", 0)]
+    await finish(pool, "late")
+    assert wait_s(await place(pool, "again", adapter="two")) == pytest.approx(HOST_S + DISK_S)
+    await pool.members.update_instance("a", {"models": None, "adapters": None})
+    assert len(await order(pool)) == 3, "what it has is not known"
+
+
+async def test_a_restarted_engine_has_what_it_lists(pool: PoolStore, clock: HandClock) -> None:
+    await with_slots(pool, "a")
+    await pool.members.update_instance("a", listing("one", "two"))
+    await used(pool, "two", "one", "resolved", clock=clock)
+    await pool.members.set_instance_state("a", InstanceState.DOWN)
+    assert await order(pool) == []
+
+    await pool.members.set_instance_state("a", InstanceState.STARTING)
+
+    assert await order(pool) == [("two", 0), ("one", 0)]
+
+
+async def test_an_instance_whose_room_becomes_known_has_what_it_lists(pool: PoolStore) -> None:
+    await pool.members.put_instance(instance("a"))
+    await pool.members.update_instance("a", listing("one", "two", "three"))
+    assert await order(pool) == []
+
+    await pool.members.update_instance("a", {"adapter_slots": 1, "adapter_host_slots": 2})
+
+    assert await order(pool) == [("three", 0), ("two", 0)]
+
+
+async def test_an_adapter_that_is_used_past_the_fleet_is_the_last_used(pool: PoolStore, clock: HandClock) -> None:
+    lease = await pool.leader_lease.acquire("one", 60_000)
+    assert lease is not None
+    await with_slots(pool, "a", slots=1, host_slots=3)
+    await used(pool, "one", "two", clock=clock)
+    await place(pool, "runs", adapter="two")
+    clock.advance(1000)
+    spec = (await pool.membership()).instances["a"]
+
+    await pool.members.note_adapters(spec, ["two", "one", "strange"], fence=lease.fence)
+    assert await order(pool) == [("two", 1), ("strange", 0), ("one", 0)]
+    await finish(pool, "runs")
+    assert await order(pool) == [("two", 0), ("strange", 0), ("one", 0)]
+
+
+async def test_what_an_engine_reports_to_have_corrects_the_order(pool: PoolStore, clock: HandClock) -> None:
+    lease = await pool.leader_lease.acquire("one", 60_000)
+    assert lease is not None
+    await with_slots(pool, "a", slots=2, host_slots=5)
+    await used(pool, "evicted", "device", "host", "runs", clock=clock)
+    await place(pool, "running", adapter="runs")
+    clock.advance(SETTLED_MS + 1000)
+    await used(pool, "just used", clock=clock)
+    spec = (await pool.membership()).instances["a"]
+    resident = Residency(frozenset({"device"}), frozenset({"device", "host", "never seen"}))
+
+    await pool.members.note_adapters(spec, [], resident, fence=lease.fence)
+    corrected = await order(pool)
+    await pool.members.note_adapters(spec, [], resident, fence=lease.fence)
+
+    assert corrected == [("runs", 1), ("just used", 0), ("device", 0), ("host", 0), ("never seen", 0)]
+    assert await order(pool) == corrected
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -324,8 +324,8 @@ ONE_LIMIT = Limit(Measure.REQUESTS, Period.IN_FLIGHT, 2)
 IN_FLIGHT = Draws.of(Draw(Budget("acme/requests/in_flight", ONE_LIMIT), 1))
 
 
-async def register(pool: PoolStore, request_id: str, replica_id: str = "one") -> PlaceStatus:
-    about = {"account": str(ACME), "tenant": "acme", "drawn": drawn_text(IN_FLIGHT), "replica_id": replica_id}
+async def register(pool: PoolStore, request_id: str, replica_id: str = "one", account: str = str(ACME)) -> PlaceStatus:
+    about = {"account": account, "tenant": "acme", "drawn": drawn_text(IN_FLIGHT), "replica_id": replica_id}
     status, _ = await pool.register(placement(request_id, **about).request, IN_FLIGHT)
     return status
 
@@ -340,6 +340,13 @@ async def test_a_request_that_is_passed_on_draws_gives_back_and_is_metered(pool:
 
     assert await register(pool, "r3") is PlaceStatus.DISPATCHED
     assert await counts_of(pool) == {ACME: Counts(1, refused=1)}
+
+
+async def test_a_call_that_belongs_to_no_account_is_not_metered_even_if_it_is_refused(pool: PoolStore) -> None:
+    statuses = [await register(pool, f"r{number}", account="") for number in range(3)]
+    assert statuses[-1] is PlaceStatus.LIMITED
+
+    assert not await pool._calls.command("HKEYS", pool._keys.usage((await pool.usage.today()).isoformat()))
 
 
 async def test_a_repetition_is_admitted_once_and_the_id_of_another_is_taken(pool: PoolStore) -> None:

@@ -50,6 +50,7 @@ READS = frozenset(
         "members.notes",
         "members.adapters",
         "adapters.failures",
+        "adapters.records",
         "snapshot",
         "overview",
         "records",
@@ -141,6 +142,9 @@ CHANGES: dict[str, Change] = {
     "members.set_instance_state": lambda pool, _: pool.members.set_instance_state("a", InstanceState.DOWN),
     "members.remove_instance": lambda pool, _: pool.members.remove_instance("c"),
     "members.forget_cache": lambda pool, _: pool.members.forget_cache("a"),
+    "members.note_adapters": lambda pool, lease: pool.members.note_adapters(
+        instance("a", adapter_slots=2), ["late"], fence=lease.fence
+    ),
     "members.note_instance": lambda pool, lease: pool.members.note_instance("a", "late", fence=lease.fence),
     "members.add_name": lambda pool, _: pool.members.add_name("late", ""),
     "members.remove_name": lambda pool, _: pool.members.remove_name("known"),
@@ -148,7 +152,6 @@ CHANGES: dict[str, Change] = {
     "adapters.change": lambda pool, _: pool.adapters.change("late", lambda former, known: _ADAPTER),
     "adapters.take_back": lambda pool, _: pool.adapters.take_back("known", _ADAPTER, None),
     "adapters.restore": lambda pool, _: pool.adapters.restore({"late": _ADAPTER}),
-    "adapters.note_loaded": lambda pool, _: pool.adapters.note_loaded(instance("a", adapter_slots=2), "late"),
     "adapters.note_failure": lambda pool, _: pool.adapters.note_failure("a", "late", "late"),
     "settings.restore": lambda pool, _: pool.settings.restore({"max_deferred_s": 9.0}),
     "settings.change": lambda pool, _: pool.settings.change({"max_deferred_s": 9.0}, by="late"),

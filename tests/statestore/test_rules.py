@@ -127,9 +127,10 @@ def cases(rng: random.Random) -> Iterator[Case]:
         adapter_disk_ms=500,
     )
     place, running = rng.randrange(10), rng.randrange(6)
-    yield "adapter_host_s", [vars(room), place], None, [adapter_host_s(room, place)]
-    yield "adapter_disk_s", [vars(room), place], None, [adapter_disk_s(room, place)]
-    yield "slot_turns", [vars(room), running], None, [slot_turns(room, running)]
+    share, requests = rng.choice((1.0, 0.25, 4.0)), rng.randrange(9)
+    yield "adapter_host_s", [vars(room), place, share], None, [adapter_host_s(room, place, share)]
+    yield "adapter_disk_s", [vars(room), place, share], None, [adapter_disk_s(room, place, share)]
+    yield "slot_turns", [vars(room), running, requests], None, [slot_turns(room, running, requests)]
     yield one(rank_s, load, slack, 4.0)
     yield "stalled_s", [vars(stamps), NOW_MS], None, [stalled_for_s(stamps, NOW_MS)]
     yield one(overtaken_tokens, load, rng.choice((0, load.yielding_tokens)))

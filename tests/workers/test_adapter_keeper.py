@@ -16,6 +16,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.workers import adapter_keeper
 from dualmap.workers.adapter_keeper import FIRST_PAUSE_S, PREPARES_S, AdapterKeeper
 from dualmap.workers.context import LeaderContext
+from tests.statestore.samples import finish, place
 from tests.support.adapter_servers import AdapterServers
 from tests.support.manual_clock import ManualClock, settle
 
@@ -135,12 +136,12 @@ async def test_an_instance_with_little_room_gets_the_adapters_that_are_used(
     keep: Keep, pool: PoolStore, servers: AdapterServers, clock: ManualClock
 ) -> None:
     await enter(pool, "a", adapter_slots=1, adapter_host_slots=2)
-    spec = (await pool.membership()).instances["a"]
     for name in ("one", "two", "three"):
         await register(pool, name)
     for name in ("three", "one"):
         clock.jump(1.0)
-        await pool.adapters.note_loaded(spec, name)
+        await place(pool, name, adapter=name)
+        await finish(pool, name)
 
     await keep()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dualmap.runtime.pool_settings import MAX_KV_CAPACITY_TOKENS
+from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
 from dualmap.workers.engine_metrics import (
+    AdapterReport,
     ServerRun,
-    adapter_slots_of,
+    adapters_of,
     block_tokens_of,
     kv_capacity_of,
     loads_of,
@@ -143,16 +145,55 @@ def test_loads_are_counted_by_tier_and_rank_and_a_tier_never_heard_of_counts_for
     assert loads_of(METRICS) == loads_of("") == {}
 
 
+def adapter_sample(in_flight: str, time_s: float, slots: str = "4") -> str:
+    return (
+        f'vllm:lora_requests_info{{max_lora="{slots}",running_lora_adapters="{in_flight}",'
+        f'waiting_lora_adapters="{in_flight}"}} {time_s}\n'
+    )
+
+
 @pytest.mark.parametrize(
-    ("page", "slots"),
+    ("page", "report"),
     [
-        ('vllm:lora_requests_info{max_lora="4",running_lora_adapters="a",waiting_lora_adapters="a"} 1.7e9\n', 4),
-        ('vllm:lora_requests_info{max_lora="none"} 1.0\n', None),
-        ("", None),
+        (adapter_sample("a,b", 1.7e9), AdapterReport(4, ("a", "b"))),
+        (adapter_sample("", 1.7e9), AdapterReport(4)),
+        (adapter_sample("a", 1.0, slots="none"), AdapterReport(None, ("a",))),
+        ("vllm:lora_requests_info{ broken", AdapterReport()),
+        ("", AdapterReport()),
     ],
 )
-def test_slots_of_adapters_are_read_where_a_server_has_any(page: str, slots: int | None) -> None:
-    assert adapter_slots_of(page) == slots
+def test_slots_and_adapters_in_flight_are_read_where_a_server_has_any(page: str, report: AdapterReport) -> None:
+    assert adapters_of(page) == report
+
+
+def loaded_page(*engines: str) -> str:
+    """The metrics that are proposed for versions after 0.33, of a server with these engines."""
+    lines = [f'vllm:num_gpu_loaded_lora_adapters{{engine="{each}"}} 1.0' for each in engines]
+    lines += [f'vllm:max_gpu_lora_adapters{{engine="{each}"}} 2.0' for each in engines]
+    for level, name in (("gpu", "sql"), ("cpu", "sql"), ("cpu", "chat")):
+        labels = f'adapter_name="{name}",engine="0",level="{level}",pinned="false",rank="8"'
+        lines.append(f"vllm:lora_adapter_loaded{{{labels}}} 1.0")
+    return "\n".join(lines)
+
+
+def test_a_version_that_reports_its_adapters_says_which_are_on_the_device_and_which_in_host_memory() -> None:
+    report = adapters_of(loaded_page("0") + "\n" + adapter_sample("sql", 1.7e9, slots="none"))
+
+    assert report == AdapterReport(2, ("sql",), Residency(frozenset({"sql"}), frozenset({"sql", "chat"})))
+    assert adapters_of('vllm:num_gpu_loaded_lora_adapters{engine="0"} 0.0').resident == Residency(
+        frozenset(), frozenset()
+    )
+
+
+def test_which_of_several_engines_has_an_adapter_is_not_known() -> None:
+    assert adapters_of(loaded_page("0", "1")).resident is None
+
+
+def test_of_all_sets_of_adapters_that_were_in_flight_the_newest_counts() -> None:
+    """vLLM keeps a sample of each."""
+    page = adapter_sample("old", 1.7e9) + adapter_sample("new", 1.8e9) + adapter_sample("older", 1.6e9)
+
+    assert adapters_of(page).in_flight == ("new",)
 
 
 def test_a_block_of_a_hybrid_model_is_one_of_full_attention() -> None:

@@ -807,6 +807,42 @@ async def test_the_room_for_adapters_is_known_from_the_first_request_for_one_on(
     assert await slots() == (4, 4)
 
 
+async def test_an_adapter_that_is_used_past_the_fleet_is_known_by_what_the_instance_reports(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, pool: PoolStore
+) -> None:
+    """Of several ranks behind one URL it does not say which one has it."""
+    server = await servers()
+    page = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="sql,who"} 1.7e9\n'
+    server.answers |= {"/v1/models": listing("qwen", sql="qwen", chat="qwen"), "/metrics": (200, page)}
+    await add_instance("a", InstanceState.STARTING, url=server.url, adapter_slots=2)
+    await add_instance("rank", InstanceState.STARTING, url=server.url, adapter_slots=2, data_parallel_rank=0)
+    await check(6)
+    uses, _ = await pool.members.adapters(["a", "rank"])
+
+    assert [use.adapter for use in uses["a"]] == ["sql", "chat"]
+    assert [use.adapter for use in uses["rank"]] == ["chat", "sql"], "as listed: the last one was loaded last"
+
+
+async def test_an_instance_that_reports_which_adapters_it_has_is_believed_for_those_that_it_lists(
+    check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, pool: PoolStore
+) -> None:
+    """An adapter that was unloaded keeps its weights there, which no request finds."""
+    server = await servers()
+    loaded = "".join(
+        f'vllm:lora_adapter_loaded{{adapter_name="{name}",level="{level}"}} 1.0\n'
+        for name, level in (("sql", "gpu"), ("unloaded", "gpu"), ("chat", "cpu"))
+    )
+    page = f"vllm:num_gpu_loaded_lora_adapters 2.0\n{loaded}"
+    server.answers |= {"/v1/models": listing("qwen", sql="qwen", chat="qwen", law="qwen"), "/metrics": (200, "")}
+    await add_instance("a", InstanceState.STARTING, url=server.url, adapter_slots=1, adapter_host_slots=3)
+    await check(6)
+    server.answers["/metrics"] = (200, page)
+    await check(12)
+    uses, _ = await pool.members.adapters(["a"])
+
+    assert [use.adapter for use in uses["a"]] == ["sql", "chat"]
+
+
 async def test_a_server_that_took_the_place_of_another_lists_what_it_says_itself(
     check: Check, servers: Callable[[], Awaitable[ScriptedServer]], add_instance: AddInstance, models_of: ModelsOf
 ) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -26,13 +27,17 @@ from dualmap.router.errors import (
     InvalidRequestError,
     NoInstanceError,
     NotFoundError,
+    RateLimitError,
     RouterError,
     no_instance,
 )
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.replica.runtime import Runtime
 from dualmap.router.requests.tenant_budgets import pools_of
+from dualmap.router.tenants.rate_limits import duration
 from dualmap.runtime.engine_adapters import LOAD_PATH, UNLOAD_PATH, Made
+from dualmap.scheduling.placing.placement import PlaceStatus
+from dualmap.scheduling.request.release import Release
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.registered_adapters import (
     LARGEST_RANK,
@@ -48,12 +53,17 @@ from dualmap.scheduling.state.registered_adapters import (
     normal_path,
     step_for,
 )
+from dualmap.scheduling.state.request import RequestState, StoredRequest
+from dualmap.scheduling.tenants.budgets import Draw, Draws, Limit, Measure, Period, budgets_of, drawn_text, nothing_of
 from dualmap.scheduling.tenants.tenant import Tenant
 
 log = logging.getLogger(__name__)
 
 _SHOWN: Final = 4
 """Instances whose failures an answer names."""
+_MORE_CALLS: Final = 10
+"""Calls a minute that a tenant may make beside one to load and one to unload each of its adapters: each moves weights
+on instances, and may take another adapter's place there."""
 
 
 class LoadAdapter(BaseModel):
@@ -102,6 +112,7 @@ def routes_for(find_admin: Callable[[Request], Admin]) -> APIRouter:
         """Register an adapter for the pool, and load it on its homes: the two instances of its hash key. Others load it
         when a request needs it. A name that is registered with another path is replaced with `load_inplace` alone.
         Operators need the admin key; a tenant's own key will do for paths below its `adapter_paths`."""
+        await _draw_call(pool, runtime, tenant)
         return await _load(pool, runtime, tenant, wanted, keeps_kv=keeps_cache(request))
 
     @routes.post(UNLOAD_PATH, name="unload_lora_adapter", operation_id="unload_lora_adapter")
@@ -113,9 +124,47 @@ def routes_for(find_admin: Callable[[Request], Admin]) -> APIRouter:
         tenant: Tenant | None = by_tenant,
     ) -> Response:
         """Serve an adapter no more, and unload it wherever it is. Requests that have begun end by themselves."""
+        await _draw_call(pool, runtime, tenant)
         return await _unload(request, pool, runtime, tenant, named.lora_name)
 
     return routes
+
+
+async def _draw_call(pool: ServedPool, runtime: Runtime, tenant: Tenant | None) -> None:
+    """Draw one call from those that a tenant may make a minute, over all replicas. Operators may make any.
+
+    Raises:
+        RateLimitError: there is none left.
+    """
+    if tenant is None:
+        return
+    a_minute = 2 * tenant.max_adapters + _MORE_CALLS
+    budgets = budgets_of(tenant.name, [Limit(Measure.REQUESTS, Period.MINUTE, a_minute, "adapters")])
+    draws = Draws.of(*[Draw(each, 1) for each in budgets])
+    call_id, replica_id = f"adapters-{secrets.token_hex(8)}", runtime.context.replica_id
+    call = StoredRequest(
+        call_id,
+        replica_id,
+        "",
+        RequestState.DISPATCHED,
+        1,
+        uncached_tokens=0,
+        prompt_tokens=0,
+        expected_output_tokens=0,
+        slo_ms=0,
+        tenant=tenant.name,
+        drawn=drawn_text(draws),
+    )
+    status, drawn = await pool.store.register(call, draws)
+    if status is PlaceStatus.LIMITED:
+        raise RateLimitError(
+            f"tenant {tenant.name} may register and unload adapters {a_minute} times a minute in pool"
+            f" {pool.settings.name!r}, twice for each of its max_adapters and {_MORE_CALLS} times more: try again in"
+            f" {duration(drawn.wait_s)}, and keep adapters registered that are used again",
+            counted="requests",
+            retry_after_s=drawn.wait_s,
+        )
+    await pool.store.release([Release(call_id, replica_id=replica_id, returned=nothing_of(draws))])
 
 
 async def _load(

@@ -19,7 +19,7 @@ from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.runs.turn import RunRecord
 from dualmap.scheduling.state.instance_lifecycle import SERVING
-from dualmap.scheduling.state.registered_adapters import Step, homes_of, step_for
+from dualmap.scheduling.state.registered_adapters import RegisteredAdapter, Step, homes_of, step_for
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.ring import VIRTUAL_NODES, Ring
 from dualmap.scheduling.state.view import ClusterView
@@ -116,12 +116,16 @@ def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
 async def adapters(pool: PoolParam) -> dict[str, Any]:
     """Adapters: those that were registered, with where each is loaded and why it is not, and by where their last uses
     say that they are, on the device or in host memory. Those with most running requests come first, then the last used.
-    Instances whose room for adapters is not known have none on the device or in host memory."""
+    Instances whose room for adapters is not known have none on the device or in host memory. ``room`` has the slots of
+    the others, and how many adapters have running requests there: those beyond the slots on the device wait for one."""
+    await pool.view.look()  # what instances have loaded: another replica may have changed it a moment ago
     view = pool.view.view
     instances = {name: spec for name, spec in view.instances.items() if spec.adapter_slots}
+    # Registrations are read where the uses are: a replica that decides alone for a moment has older ones of its own.
     found, now_ms = await pool.store.members.adapters([*instances])
+    records = await pool.store.adapters.records()
     listed: dict[str, dict[str, Any]] = {}
-    for name, record in pool.view.adapters.items():
+    for name, record in records.items():
         if record.is_registered:
             listed[name] = {"adapter": name, "running": 0, "idle_s": None, "device": [], "host": []}
     for name, uses in found.items():
@@ -136,9 +140,16 @@ async def adapters(pool: PoolParam) -> dict[str, Any]:
             about["idle_s"] = idle_s if about["idle_s"] is None else min(about["idle_s"], idle_s)
     failures = await pool.store.adapters.failures()
     for name, row in listed.items():
-        row["registered"] = _registered(pool, name, failures)
+        row["registered"] = _registered(pool, name, records.get(name), failures)
     rows = sorted(listed.values(), key=_by_use)
-    room = {name: {"device": spec.adapter_slots, "host": spec.adapter_host_slots} for name, spec in instances.items()}
+    room = {
+        name: {
+            "device": spec.adapter_slots,
+            "host": spec.adapter_host_slots,
+            "running": sum(use.running > 0 for use in found[name]),
+        }
+        for name, spec in instances.items()
+    }
     return {"pool": pool.settings.name, "room": room, "adapters": rows}
 
 
@@ -147,9 +158,11 @@ def _by_use(row: dict[str, Any]) -> tuple[int, float, str]:
     return -row["running"], math.inf if idle_s is None else idle_s, row["adapter"]
 
 
-def _registered(pool: ServedPool, name: str, failures: Mapping[tuple[str, str], Note]) -> dict[str, Any] | None:
+def _registered(
+    pool: ServedPool, name: str, record: RegisteredAdapter | None, failures: Mapping[tuple[str, str], Note]
+) -> dict[str, Any] | None:
     """The record of an adapter, and what its instances are about it; None where it was not registered."""
-    record, view = pool.view.adapters.get(name), pool.view.view
+    view = pool.view.view
     if record is None or not record.is_registered:
         return None
     serving = {each: spec for each, spec in view.instances.items() if spec.state in SERVING}

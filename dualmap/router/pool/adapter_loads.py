@@ -122,7 +122,7 @@ class AdapterLoads:
             if not made.complaint:
                 self._metrics.adapter_load_s.observe(took_s)
         with contextlib.suppress(StoreError):  # the leader's checks read the list, too
-            await self._report(spec, name, step, made)
+            await self._report(spec, made)
         return made
 
     def _remember(self, spec: InstanceSpec, name: str, adapter: RegisteredAdapter, made: Made) -> None:
@@ -133,9 +133,7 @@ class AdapterLoads:
         if made.listed.models is None:
             self._unlisted.add((spec.instance_id, name, adapter.generation))
 
-    async def _report(self, spec: InstanceSpec, name: str, step: Step, made: Made) -> None:
-        if step is not Step.UNLOAD and not made.complaint:
-            await self._store.adapters.note_loaded(spec, name)
+    async def _report(self, spec: InstanceSpec, made: Made) -> None:
         same = [each for each in self._view.view.instances.values() if each.url == spec.url]
         changed = [(each.instance_id, made.listed.changes(each)) for each in same]
         for instance_id, changes in changed:

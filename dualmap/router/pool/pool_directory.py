@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from dualmap.router.errors import InvalidRequestError, unknown_model
 from dualmap.router.pool.view import GivenNames
 from dualmap.runtime.pool_settings import PoolSettings
+from dualmap.scheduling.estimates.adapters import load_share
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter, cache_name
 
 
@@ -41,6 +42,11 @@ class Route(Generic[P]):
     lora: str | None = None
     adapter: RegisteredAdapter | None = None
     """The record of a registered adapter."""
+
+    @property
+    def adapter_share(self) -> float:
+        """The time of the adapter's loads, as a multiple of what instances' descriptions say."""
+        return 1.0 if self.adapter is None else load_share(self.adapter.rank)
 
     @property
     def cached_as(self) -> str | None:

@@ -266,6 +266,7 @@ class Intake:
             answers=request.computed_answers,
             run=_run_name(request) if scheduling.admit_runs else UNNAMED,
             adapter=route.lora or "",
+            adapter_share=route.adapter_share,
         )
 
     def _draws(

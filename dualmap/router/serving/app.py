@@ -86,12 +86,13 @@ def create_app(runtime: Runtime, batches: Batches | None = None) -> FastAPI:
     _warn_of_open_admin(settings, runtime.tenants)
     find_admin = admin_finder(settings, runtime.tenants, runtime.advertised_url)
     needs_admin = Depends(find_admin)
-    for part in _ADMIN:
-        app.include_router(part.routes, dependencies=[needs_admin])
-    app.include_router(adapters.routes_for(find_admin))
-    app.include_router(usage.own_routes)
-    app.include_router(batch_routes.routes)
-    app.include_router(batch_admin.routes, dependencies=[needs_admin])
+    of_admins = [*(part.routes for part in _ADMIN), batch_admin.routes]
+    of_clients = [adapters.routes_for(find_admin), usage.own_routes, batch_routes.routes]
+    app.state.parts = [*of_admins, *of_clients]
+    for part in of_admins:
+        app.include_router(part, dependencies=[needs_admin])
+    for part in of_clients:
+        app.include_router(part)
     if settings.ui:
         add_ui(app, runtime, needs_admin)
     return app
@@ -242,8 +243,7 @@ def _invalid_request(first: Mapping[str, Any]) -> InvalidRequestError:
 
 def _methods_at(path: str, request: Request) -> set[str]:
     """Every method of a path of the app; empty for one that it has not."""
-    parts = (*(part.routes for part in _ADMIN), usage.own_routes, batch_routes.routes, batch_admin.routes)
-    routes = [*request.app.routes, *(route for part in parts for route in part.routes)]
+    routes = [*request.app.routes, *(route for part in request.app.state.parts for route in part.routes)]
     scope = {**request.scope, "path": path}
     return {
         method

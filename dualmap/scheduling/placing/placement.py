@@ -125,6 +125,8 @@ class Placement:
     """Tokens of its hot prefix."""
     pulls: bool = True
     """Whether a part of the prompt may be pulled from another instance's cache, where the pool has pulls."""
+    adapter_share: float = 1.0
+    """Time of the loads of its adapter as a multiple of the described one (``scheduling.estimates.adapters``)."""
     source: str | None = None
     """The instance that is looked at as a source in place of the last one that was given the prompt's prefix."""
 
@@ -374,6 +376,8 @@ class Search:
     """The instances that may be chosen; None: any."""
     pulls: bool = True
     """Whether a part of the prompt may be pulled; not any more once a pull has failed."""
+    adapter_share: float = 1.0
+    """See ``Placement.adapter_share``."""
 
     def run(self) -> Steps[PlacingPort, SearchCourse]:
         """The course of the search, which placed the request.
@@ -559,6 +563,7 @@ class _Run:
             share=None if claim.weight is None else self._share(claim.weight),
             max_pending_tokens=0 if self.trusts_prior else most,
             hot_tokens=0 if query.key is None else query.key.hot_tokens,
+            adapter_share=search.adapter_share,
             pulls=search.pulls and (rules.policy.weighs or source is not None),
             source=source,
         )

@@ -819,6 +819,8 @@ class RequestSpec:
     """Tokens of its prompt by the bytes of its body, where it is passed on; 0: it has none, or nothing is known."""
     adapter: str = ""
     """The adapter that computes it; empty: none."""
+    adapter_share: float = 1.0
+    """See ``Placement.adapter_share``."""
 
 
 @dataclass(slots=True)
@@ -1199,6 +1201,7 @@ class RequestMachine:
             refuses=rules.refuses_late and self.attempt == 1 and not self._evicts,
             only=spec.only,
             pulls=spec.may_pull and not self.failures,  # what has failed once is computed
+            adapter_share=spec.adapter_share,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -1523,6 +1526,7 @@ class RequestMachine:
             record,
             self.spec.claim,  # each leg draws and gives back on its own: whichever is lost, the books agree
             leg=_DECODE,
+            adapter_share=self.spec.adapter_share,
         )
         return (ReserveDecoder(search),)
 

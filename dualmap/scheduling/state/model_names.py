@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from dualmap.scheduling.state.instance import InstanceSpec
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.values import value
 
 MAX_NAMES = 4096
@@ -74,6 +74,28 @@ class ModelList:
         """The names that are known now, after the former ones: these stay where the server could not be reached, or
         refused to answer. A server that answers without names has none."""
         return self.models if self.was_read else former
+
+
+def adapter_changes(former: InstanceSpec | None, now: InstanceSpec) -> tuple[list[str], list[str]]:
+    """The adapters that a server lists newly or with another path, in its order, and those that it lists no more, by
+    what was known of it before; None: it has just started. A server lists an adapter from its load on, so the former
+    were just loaded. Of the latter it knows the names no more: one that comes again under such a name is loaded again.
+    Nothing follows for a server in service of which no list was known."""
+    if former is not None and former.models is None and former.state is not InstanceState.STARTING:
+        return [], []
+    listed, before = (_adapters_in(spec) if spec is not None else {} for spec in (now, former))
+    loaded = [name for name, path in listed.items() if name not in before or _differ(path, before[name])]
+    return loaded, [] if now.models is None else [name for name in before if name not in listed]
+
+
+def _differ(path: str | None, former: str | None) -> bool:
+    return path is not None and former is not None and path != former
+
+
+def _adapters_in(spec: InstanceSpec) -> dict[str, str | None]:
+    """The listed adapters of a server, with their paths where it says them."""
+    paths = spec.adapters or {}
+    return {name: paths.get(name) for name, parent in (spec.models or {}).items() if parent}
 
 
 def merged_models(lists: Iterable[Mapping[str, str] | None]) -> dict[str, str]:

@@ -73,14 +73,14 @@ DIVIDED: Final = 64
 
 @value
 class Limit:
-    """One limit of a tenant, of one of its keys, or of a model that it uses."""
+    """One limit of a tenant, of one of its keys, of a model that it uses, or of its calls about adapters."""
 
     measure: Measure
     period: Period
     amount: int
     """At least 1."""
     of: str = ""
-    """The subject beside the tenant: ``key:NAME`` or ``model:NAME``; empty: all that the tenant sends."""
+    """The subject beside the tenant: ``key:NAME``, ``model:NAME`` or ``adapters``; empty: all that the tenant sends."""
 
     @property
     def leak_per_s(self) -> float:
@@ -324,7 +324,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 def entry_of(name: str) -> tuple[str, int]:
     """The book that has the budget of this name, and the number of its kind there: a book is of a tenant, of one of its
-    keys, or of a model that it uses."""
+    keys, of a model that it uses, or of its calls about adapters."""
     book, measure, period = name.rsplit("/", 2)
     return book, KINDS.index(f"{measure}/{period}")
 

@@ -228,6 +228,7 @@ class Generator:
         log = self.kv_events
         pool = pool_of(self.config) if log is None else pool_of(self.config, log.journal, log.of_tiers)
         self._engine = Engine(self.config, pool)
+        self._engine.start_with_adapters(self._settings.loras)
         model, ranks, statistics = (
             self._settings.served_model,
             self._settings.data_parallel_size,

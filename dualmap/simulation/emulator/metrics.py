@@ -96,6 +96,7 @@ class InstanceMetrics(Collector):
         now = self._statistics()
         yield self._gauge("num_requests_running", "Requests in the running batch.", now.running)
         yield self._gauge("num_requests_waiting", "Requests waiting to be processed.", now.waiting)
+        yield self._by_reason(now)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", now.kv_usage)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", now.queried_tokens)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache.", now.hit_tokens)
@@ -132,6 +133,13 @@ class InstanceMetrics(Collector):
         yield GaugeMetricFamily(
             "process_start_time_seconds", "Start time of the process since unix epoch in seconds.", self._started_s
         )
+
+    def _by_reason(self, now: EngineStatistics) -> Metric:
+        labels = (*self._labels, "reason")
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", labels=labels)
+        for reason, count in (("capacity", now.waiting - now.deferred), ("deferred", now.deferred)):
+            waiting.add_metric((*self._labels.values(), reason), count)
+        return waiting
 
     def _adapters(self, now: EngineStatistics) -> Metric:
         """vLLM lists adapters with requests in flight, the same ones in both labels; before the first such request it

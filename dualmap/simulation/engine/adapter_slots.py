@@ -9,6 +9,7 @@ running request needs stays. Source: vLLM 0.33, ``LRUCacheWorkerLoRAManager`` an
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -73,8 +74,9 @@ class AdapterSlots:
     def _has_slot(self) -> bool:
         return len(self._running) < self._memory.slots
 
-    def enter(self, adapter: str) -> float:
-        """A request of the adapter begins to run; returns the time that its load takes, in seconds."""
+    def enter(self, adapter: str, share: float = 1.0) -> float:
+        """A request of the adapter begins to run; returns the time that its load takes, in seconds: this ``share`` of
+        the usual one."""
         memory = self._memory
         if not adapter or not memory.slots:
             return 0.0
@@ -89,7 +91,7 @@ class AdapterSlots:
             taken_s += memory.host_s
             self.counts.to_device += 1
         self._use(adapter)
-        return taken_s
+        return share * taken_s
 
     def load(self, adapter: str, *, replaces: bool = False) -> float:
         """Load an adapter that no request needs yet, or its new weights; returns the time that this takes, in
@@ -100,6 +102,12 @@ class AdapterSlots:
         taken_s = self.enter(adapter)
         self.leave(adapter)
         return taken_s
+
+    def start_with(self, adapters: Iterable[str]) -> None:
+        """Load these one after the other, before anything is counted."""
+        for adapter in adapters:
+            self.load(adapter)
+        self.counts = AdapterCounts()
 
     def leave(self, adapter: str) -> None:
         """A request of the adapter runs no more: it was used by the step that has ended."""

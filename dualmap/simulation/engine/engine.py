@@ -21,7 +21,7 @@ sequence frees its blocks at once, and the step under way still takes the time i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -172,6 +172,10 @@ class Engine:
         if self._run is not None and not self._events:
             return self._run.end_s(min(self._run.done + 1, self._run.steps))
         return self.next_event_s()
+
+    def start_with_adapters(self, adapters: Iterable[str]) -> None:
+        """Have these adapters from the start, as far as there is room. For an engine that has done nothing yet."""
+        self._scheduler.adapters.start_with(adapters)
 
     def load_adapter(self, adapter: str, now_s: float, *, replaces: bool = False) -> float:
         """Load an adapter that no request needs yet, or its new weights; returns the time that this takes, in seconds.

@@ -246,7 +246,7 @@ class EngineScheduler:
     def _run(self, sequence: EngineSequence, start_s: float) -> None:
         request_id = sequence.request.request_id
         self.running[request_id] = sequence
-        self._adapters_s += self.adapters.enter(sequence.request.adapter)
+        self._adapters_s += self.adapters.enter(sequence.request.adapter, sequence.request.adapter_share)
         self._admissions += 1
         sequence.order = self._admissions
         self._prefilling = sequence
@@ -460,12 +460,17 @@ class EngineScheduler:
         self._preemptions += 1
         self._events.append(Event(EventKind.PREEMPTED, now_s, request_id, sequence.generated_tokens))
 
+    def _without_slot(self) -> int:
+        """Waiting requests for whose adapter the next step has no slot."""
+        return sum(not self.adapters.may_run(each.request.adapter) for each in self.waiting.values())
+
     # reports --------------------------------------------------------------------------------------------------
     def statistics(self) -> EngineStatistics:
         prefilling = self._prefilling.computed_tokens if self._prefilling is not None else 0
         return EngineStatistics(
             waiting=len(self.waiting) + len(self.pulling) + len(self.loading) + len(self.arrived),
             running=len(self.running),
+            deferred=self._without_slot() + len(self.pulling) + len(self.loading) + len(self.arrived),
             used_blocks=self.pool.used_blocks,
             cached_blocks=self.pool.cached_blocks,
             total_blocks=self.pool.total_blocks,

@@ -137,6 +137,8 @@ class EngineRequest:
     says how much of it (``Engine.receive``)."""
     adapter: str = ""
     """The adapter that computes it; empty: none."""
+    adapter_share: float = 1.0
+    """Time of a load of that, as a multiple of the engine's."""
 
 
 class RequestRefusedError(ValueError):
@@ -202,6 +204,8 @@ class EngineStatistics:
     """Counters of the links to the tiers that are there."""
     pulls: LoadCounts = field(default_factory=LoadCounts)
     """Counters of pulls from other engines' caches."""
+    deferred: int = 0
+    """Waiting requests that are passed over until something comes: a slot for their adapter, or KV."""
     adapter_loads: AdapterCounts = field(default_factory=AdapterCounts)
     adapters: tuple[str, ...] = ()
     """Adapters of running requests."""

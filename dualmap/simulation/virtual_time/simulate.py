@@ -16,6 +16,7 @@ from math import inf
 
 from dualmap.runtime.collector import collected_seldom
 from dualmap.scheduling.batches.slack import FIRST_LINE_TOKENS, learned_line_tokens, room_for_replica
+from dualmap.scheduling.estimates.adapters import load_share
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.placing.placement import Claim
@@ -446,6 +447,7 @@ class Simulation:
             may_pull=True,
             run=hashed_name(request.tenant, outcome.run, request.session) if outcome.run else UNNAMED,
             adapter=request.adapter,
+            adapter_share=load_share(request.adapter_rank),
             pinned_to=pinned_to,
         )
         machine = RequestMachine(request_id, spec, replica.rules, self._now_s)
@@ -526,6 +528,7 @@ class Simulation:
             max_load_tokens=None if leg is Leg.DECODE else machine.max_load_tokens,
             pulls=peer is not None,
             adapter=traced.adapter,
+            adapter_share=load_share(traced.adapter_rank),
         )
         replica = self._replica_of(machine.request_id)
         replica.waiting[instance_id] += 1

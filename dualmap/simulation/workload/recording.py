@@ -88,6 +88,8 @@ def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]
         row["delay"] = round(request.think_s * 1000)
     if request.after:
         row["after"] = request.after
+    if request.adapter_rank:
+        row["adapter_rank"] = request.adapter_rank
     if request.adapter:
         row["adapter"] = request.adapter
     return row

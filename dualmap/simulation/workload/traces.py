@@ -57,6 +57,8 @@ class TraceRequest:
     """Further sessions: it waits for the last turn before it of each."""
     adapter: str = ""
     """The adapter that computes it; empty: none. Prefixes of two adapters have no id in common."""
+    adapter_rank: int = 0
+    """The rank of that; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,7 @@ def _mooncake_request(line: bytes, block_tokens: int, before_s: float) -> TraceR
         arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant=tenant, priority=priority,
         session=session, think_s=think_s, after=tuple(map(_session, after)),
         adapter=_text(row, "adapter"),
+        adapter_rank=_integer(row, "adapter_rank", least=0) if "adapter_rank" in row else 0,
     )  # fmt: skip
 
 

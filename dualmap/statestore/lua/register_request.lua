@@ -27,8 +27,10 @@ local function register_request(now_ms)
     fits, drawn = budgets.weigh_draws(draws, decode(ARGV[4]), false, now_ms)
   end
   if not fits then
-    usage.add_usage(told.account, usage.REFUSED)
-    usage.write_usage(now_ms)
+    if told.account ~= '' then
+      usage.add_usage(told.account, usage.REFUSED)
+      usage.write_usage(now_ms)
+    end
     return { 'limited', drawn }
   end
   if draws ~= '' then

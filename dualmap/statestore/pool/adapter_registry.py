@@ -1,4 +1,4 @@
-"""Adapters that were registered in the running fleet: their records, what failed to load, and what was loaded where."""
+"""Adapters that were registered in the running fleet: their records, and what failed to load."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Final
 
 import orjson
 
-from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.registered_adapters import (
     MOST_FORGOTTEN,
     AdapterState,
@@ -30,6 +29,11 @@ Changed = Callable[[RegisteredAdapter | None, Mapping[str, RegisteredAdapter]], 
 
 class AdapterRegistry(Changes):
     """The registered adapters of a pool."""
+
+    @checks_replies
+    async def records(self) -> Mapping[str, RegisteredAdapter]:
+        """The adapters by name, those that were unloaded among them."""
+        return codec.adapters_from(pairs_from(await self._calls.command("HGETALL", self._keys.adapter_records)))
 
     @checks_replies
     async def change(self, name: str, changed: Changed) -> RegisteredAdapter | None:
@@ -74,15 +78,6 @@ class AdapterRegistry(Changes):
         for name, each in lost.items():
             await self._make(Change((("HSET", key, name, each.text()), *self._grown()), ((key, name, None),)))
         return len(lost)
-
-    @checks_replies
-    async def note_loaded(self, spec: InstanceSpec, name: str) -> None:
-        """An instance was made to load an adapter: its engine has it on the device, used last."""
-        if not spec.adapter_slots:
-            return
-        key, most = self._keys.adapters(spec.instance_id), max(spec.adapter_slots, spec.adapter_host_slots)
-        now_ms = await self._calls.now_ms()
-        await self._make(Change((("ZADD", key, "GT", now_ms, name), ("ZREMRANGEBYRANK", key, 0, -1 - most))))
 
     @checks_replies
     async def note_failure(self, instance_id: str, name: str, text: str | None) -> None:

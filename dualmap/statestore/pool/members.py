@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import orjson
 
+from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState, Role
+from dualmap.scheduling.state.model_names import adapter_changes
 from dualmap.statestore.call_values import Note
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import codec
-from dualmap.statestore.pool.adapters import AdapterUse, uses_from
+from dualmap.statestore.pool.adapters import AdapterUse, adapters_used, residency_changes, uses_from
 from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Change, Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
@@ -132,6 +134,9 @@ class Members(Changes):
                 commands.append(("HINCRBY", self._keys.meta, "epoch", 1))
             if forgets:
                 commands += self._forgotten(instance_id, claimed=claim is not None, runs_on=runs_on)
+            if spec.adapter_slots and spec.state is not InstanceState.DOWN:
+                starts = known is None or not known.adapter_slots or (forgets and not runs_on)
+                commands += await self._listed_adapters(None if starts else known, spec)
             stamped = ("work_since_ms", "running_since_ms") if known and known.state is not spec.state else ()
             # The claim is a condition too: forgetting the cache must also end a claim that comes meanwhile.
             read = [(instances, instance_id, text), (events, "fence", claim)]
@@ -163,6 +168,40 @@ class Members(Changes):
         ended_with_it = () if runs_on else (*tier_keys(keys, instance_id), keys.adapters(instance_id))
         emptied = keys.kv(instance_id), keys.kv_names(instance_id), *ended_with_it
         return [("UNLINK", *emptied), *(ended if claimed else ())]
+
+    async def _listed_adapters(self, known: InstanceSpec | None, spec: InstanceSpec) -> list[Command]:
+        """The commands by which an instance's order of adapters follows from what its server lists: what it lists
+        newly was loaded just now, and what it lists no more is not there under that name."""
+        loaded, gone = adapter_changes(known, spec)
+        key = self._keys.adapters(spec.instance_id)
+        commands: list[Command] = [("ZREM", key, *gone)] if gone else []
+        if loaded:
+            now_ms = await self._calls.now_ms()
+            times = range(now_ms - len(loaded) + 1, now_ms + 1)
+            commands += adapters_used(key, spec, dict(zip(loaded, times, strict=True)))
+        return commands
+
+    @checks_replies
+    async def note_adapters(
+        self, spec: InstanceSpec, names: Collection[str], resident: Residency | None = None, *, fence: int
+    ) -> None:
+        """An instance reports requests of these adapters in flight: those that no known request runs of there are used
+        past the fleet, now. What it reports to have corrects the order, see ``residency_changes``."""
+        if not spec.adapter_slots:
+            return
+        key = self._keys.adapters(spec.instance_id)
+        uses = uses_from(await self._calls.command("ZRANGE", key, 0, -1, "WITHSCORES"))
+        strange = set(names).difference(use.adapter for use in uses if use.running)
+        if not strange and resident is None:
+            return
+        now_ms = await self._calls.now_ms()
+        used_ms, gone = residency_changes(uses, resident, now_ms)
+        used_ms |= dict.fromkeys(sorted(strange), now_ms)
+        commands: list[Command] = [("ZREM", key, *gone)] if gone else []
+        if used_ms:
+            commands += adapters_used(key, spec, used_ms)
+        if commands:
+            await self._make(Change(commands, fence=fence))
 
     @checks_replies
     async def remove_instance(self, instance_id: str, *, fence: int | None = None) -> bool:

@@ -91,6 +91,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
         known += b'"source":%b,' % orjson.dumps(placement.source)
     if placement.hot_tokens:
         known += b'"hot_tokens":%d,' % placement.hot_tokens
+    if placement.adapter_share != 1.0:
+        known += b'"adapter_share":%.6g,' % placement.adapter_share
     if placement.draws is not None:
         if placement.draws.group.is_divided:
             known += b'"divisions":%b,' % placement.draws.group.divisions

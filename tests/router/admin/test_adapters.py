@@ -17,6 +17,7 @@ from dualmap.runtime.engine_adapters import LOAD_PATH, UNLOAD_PATH
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 from tests.router.reached_adapters import serve
 from tests.support.adapter_servers import AdapterServers
@@ -101,6 +102,55 @@ async def test_an_adapter_is_registered_loaded_on_its_two_homes_and_served_by_ev
     assert {*row["registered"]["homes"]} == {*row["registered"]["loaded"]} == having(servers)
 
 
+async def test_a_replica_that_has_not_read_a_registration_yet_lists_it_where_it_lists_its_uses(open_door: Any) -> None:
+    door, other = await open_door("ab"), await open_door("ab")
+    for instance_id in "ab":
+        await door.pool.store.members.update_instance(instance_id, {"adapter_slots": 1, "adapter_host_slots": 4})
+    await other.pool.view.refresh()
+    await door.load(rank=8)
+    await door.runtime.intake.place(tools.request(model="sql"))
+    assert "sql" not in other.records
+
+    (row,) = (await other.get("/admin/adapters"))["adapters"]
+
+    assert row["running"] == 1
+    assert row["registered"]["rank"] == 8
+
+
+async def test_a_replica_that_cannot_renew_its_copy_lists_registrations_as_the_store_has_them(
+    open_door: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door, other = await open_door("ab"), await open_door("ab")
+    await door.load(rank=8)
+    monkeypatch.setattr(other.pool.store, "membership", away)
+
+    (row,) = (await other.get("/admin/adapters"))["adapters"]
+
+    assert "sql" not in other.records
+    assert row["registered"]["rank"] == 8
+
+
+async def away() -> None:
+    raise StoreUnavailableError("away")
+
+
+async def test_the_adapters_that_run_are_counted_beside_the_slots_of_their_instance(
+    open_door: Any, servers: AdapterServers
+) -> None:
+    door = await open_door("ab")
+    for instance_id in "ab":
+        await door.pool.store.members.update_instance(instance_id, {"adapter_slots": 1, "adapter_host_slots": 4})
+    for name in ("sql", "chat", "idle"):
+        await door.load({"lora_name": name, "lora_path": f"/adapters/{name}"})
+    for name in ("sql", "sql", "chat"):
+        await door.runtime.intake.place(tools.request(model=name))
+
+    room = (await door.get("/admin/adapters"))["room"]
+
+    assert {name: (each["device"], each["host"]) for name, each in room.items()} == {"a": (1, 4), "b": (1, 4)}
+    assert 2 <= sum(each["running"] for each in room.values()) <= 3
+
+
 async def test_a_name_is_not_loaded_twice_and_a_second_call_finishes_what_a_first_one_left(
     open_door: Any, servers: AdapterServers
 ) -> None:
@@ -165,6 +215,16 @@ async def test_weights_that_come_back_unchanged_keep_their_kv_where_that_is_said
     await door.load(query="?keep_prefix_cache=true")
 
     assert {path for each in servers.of.values() for path in each.adapters.values()} == {"/adapters/sql"}
+
+
+async def test_the_rank_of_an_adapter_prices_its_loads(open_door: Any, servers: AdapterServers) -> None:
+    door = await open_door()
+    await door.load(rank=64)
+
+    placed = await door.runtime.intake.place(tools.request(model="sql"))
+
+    assert placed.machine.spec.adapter_share == 4.0
+    assert (await door.runtime.intake.place(tools.request())).machine.spec.adapter_share == 1.0
 
 
 async def test_a_repository_is_not_replaced_by_itself(open_door: Any) -> None:
@@ -284,6 +344,26 @@ async def test_a_pool_and_a_tenant_have_room_for_so_many(open_door: Any, monkeyp
 
     assert [each.status_code for each in (*answers, room, full)] == [200, 200, 409, 200, 409]
     assert "max_adapters" in message(answers[2])
+
+
+async def test_a_tenant_makes_so_many_calls_a_minute_over_all_replicas(open_door: Any) -> None:
+    doors = [await open_door(tenants=(ACME, OTHER)), await open_door(tenants=(ACME, OTHER))]
+    mine = {"lora_name": "mine", "lora_path": "/adapters/acme/mine"}
+
+    for number in range(7):  # two for each of its two adapters, and ten more
+        assert (await doors[number % 2].load(mine, by="acme-secret")).status_code == 200
+        assert (await doors[(number + 1) % 2].unload("mine", by="acme-secret")).status_code == 200
+    refused = await doors[0].load(mine, by="acme-secret")
+
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert 1 <= int(refused.headers["retry-after"]) <= 5
+    assert "acme may register and unload adapters 14 times a minute" in message(refused)
+    await doors[0].pool.view.refresh()
+    assert not doors[0].records["mine"].is_registered
+    assert (await doors[1].unload("mine", by="acme-secret")).status_code == 429
+    theirs = {"lora_name": "theirs", "lora_path": "/adapters/other/theirs"}
+    assert (await doors[0].load(theirs, by="other-secret")).status_code == 200, "others have calls of their own"
+    assert (await doors[0].pool.store.requests_of(doors[0].runtime.context.replica_id)) == []
 
 
 async def test_strangers_and_tenants_without_a_folder_register_nothing(open_door: Any) -> None:

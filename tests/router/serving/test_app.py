@@ -201,6 +201,8 @@ async def test_every_error_has_openais_shape(start_runtime: Any, client_of: Any,
     assert wrong_method.headers["allow"] == "GET, HEAD, POST"
     assert (await client.get("/admin/instances/a")).headers["allow"] == "DELETE, PATCH"
     assert (await client.post("/health")).json()["error"]["message"] == "/health takes GET, HEAD"
+    load = await client.get("/v1/load_lora_adapter")
+    assert load.json()["error"]["message"] == "/v1/load_lora_adapter takes POST"
     assert wrong_body.json()["error"]["param"] == "id"
 
 

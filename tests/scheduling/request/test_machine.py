@@ -1331,6 +1331,14 @@ def test_a_request_without_a_tenant_is_passed_on_without_the_store() -> None:
     assert life.names == ["Send"]
 
 
+def test_a_placement_prices_the_loads_of_the_adapter_by_its_rank() -> None:
+    search = Life(adapter="sql", adapter_share=4.0).machine._new_search(CHAIN)
+
+    step = next(iter(search.run()))
+    assert isinstance(step, Place)
+    assert step.placement.adapter_share == 4.0
+
+
 @pytest.mark.parametrize(("wait", "teaches"), [(AdapterWait(0.1, 0.5), True), (AdapterWait(0.1, 0.5, 1.0), False)])
 def test_a_request_that_waited_for_a_slot_teaches_no_ttft(wait: AdapterWait, teaches: bool) -> None:
     life = Life()

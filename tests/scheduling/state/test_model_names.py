@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dualmap.scheduling.state.model_names import MAX_NAMES, ModelList, listed_models, merged_models
+from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
+from dualmap.scheduling.state.model_names import MAX_NAMES, ModelList, adapter_changes, listed_models, merged_models
 
 
 def test_names_of_the_model_and_adapters_with_their_model_are_told_apart() -> None:
@@ -49,3 +51,29 @@ def test_a_name_that_is_an_adapter_somewhere_is_one() -> None:
     lists = [{"qwen": "", "sql": ""}, None, {"qwen": "", "sql": "qwen"}, {"qwen": "", "sql": "qwen"}]
 
     assert merged_models(lists) == {"qwen": "", "sql": "qwen"}
+
+
+def server(state: InstanceState = InstanceState.READY, **paths: str | None) -> InstanceSpec:
+    """One that lists its model and these adapters; a path of None is not said."""
+    known = {name: path for name, path in paths.items() if path is not None}
+    models = {"qwen": ""} | dict.fromkeys(paths, "qwen")
+    return InstanceSpec("a", "http://a", state=state, models=models, adapters=known)
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "loaded", "gone"),
+    [
+        (server(sql="/1"), server(chat="/3", sql="/1"), ["chat"], []),
+        (server(sql="/1"), server(sql="/2"), ["sql"], []),
+        (server(sql=None), server(sql="/2"), [], []),
+        (server(sql="/1", chat="/3"), server(chat="/3"), [], ["sql"]),
+        (server(sql="/1"), replace(server(), models=None), [], []),
+        (None, server(chat="/3", sql="/1"), ["chat", "sql"], []),
+        (replace(server(), models=None), server(sql="/1"), [], []),
+        (replace(server(InstanceState.STARTING), models=None), server(sql="/1"), ["sql"], []),
+    ],
+)
+def test_what_a_server_lists_says_what_it_has_loaded_and_what_it_knows_no_more(
+    former: InstanceSpec | None, now: InstanceSpec, loaded: list[str], gone: list[str]
+) -> None:
+    assert adapter_changes(former, now) == (loaded, gone)

@@ -22,6 +22,22 @@ def ran(slots: AdapterSlots, *adapters: str) -> list[float]:
     return taken
 
 
+def test_a_load_takes_its_share_of_the_usual_time() -> None:
+    slots = AdapterSlots(AdapterMemory(1, 2, host_s=0.02, disk_s=0.5))
+
+    assert slots.enter("one", 4.0) == pytest.approx(4 * 0.52)
+    assert slots.enter("one", 4.0) == 0.0
+
+
+def test_an_engine_starts_with_the_adapters_loaded_last_and_has_counted_no_load() -> None:
+    slots = AdapterSlots(AdapterMemory(1, 2))
+
+    slots.start_with(["one", "two", "three"])
+
+    assert (slots.on_device, slots.in_host) == (("three",), ("two", "three"))
+    assert slots.counts == AdapterCounts()
+
+
 def test_what_was_used_longest_ago_leaves_the_device_and_then_host_memory() -> None:
     slots = AdapterSlots(MEMORY)
 
@@ -74,6 +90,19 @@ def test_a_request_without_a_slot_waits_and_holds_up_nobody_behind_it() -> None:
     first = submitted(CONFIG, "a", "b", "c", "a", output_tokens=50)
 
     assert max(first["0a"], first["1b"], first["3a"]) < first["2c"]
+
+
+def test_a_request_without_a_slot_counts_as_deferred_until_there_is_one() -> None:
+    engine, deferred = Engine(CONFIG), []
+    for number, adapter in enumerate(("a", "b", "c", "a")):
+        engine.submit(EngineRequest(f"{number}{adapter}", 100, 50, adapter=adapter), 0.0)
+    while (at_s := engine.next_event_s()) is not None:
+        engine.advance(at_s)
+        statistics = engine.statistics()
+        deferred.append((statistics.deferred, statistics.waiting))
+
+    assert (1, 1) in deferred
+    assert deferred[-1] == (0, 0)
 
 
 def test_a_preempted_or_aborted_request_gives_its_slot_back() -> None:

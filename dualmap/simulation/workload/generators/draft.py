@@ -57,9 +57,18 @@ class Draft:
         return str(next(self._next_session))
 
     def add(
-        self, arrival_s: float, prompt: Prompt, output_tokens: int, turn: Turn | None = None, adapter: str = ""
+        self,
+        arrival_s: float,
+        prompt: Prompt,
+        output_tokens: int,
+        turn: Turn | None = None,
+        *,
+        adapter: str = "",
+        adapter_rank: int = 0,
     ) -> None:
-        request = TraceRequest(arrival_s, prompt.tokens, max(1, output_tokens), prompt.ids, adapter=adapter)
+        request = TraceRequest(
+            arrival_s, prompt.tokens, max(1, output_tokens), prompt.ids, adapter=adapter, adapter_rank=adapter_rank
+        )
         if turn is not None:
             request = replace(request, session=turn.session, think_s=turn.think_s, after=turn.after)
         insort(self._requests, (arrival_s, next(self._added), request))

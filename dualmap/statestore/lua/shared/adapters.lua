@@ -10,16 +10,18 @@ local function end_place(instance)
   return max(instance.adapter_slots, instance.adapter_host_slots)
 end
 
--- Times of the load of an adapter that the instance does not have, in seconds: from host memory, and into it.
-local function new_loads_s(instance)
+-- Times of the load of an adapter that the instance does not have, in seconds: from host memory, and into it. Its
+-- share is what its rank makes of described times.
+local function new_loads_s(instance, share)
   if instance.adapter_slots == 0 then
     return 0, 0
   end
-  return rules.adapter_host_s(instance, end_place(instance)), rules.adapter_disk_s(instance, end_place(instance))
+  local place = end_place(instance)
+  return rules.adapter_host_s(instance, place, share), rules.adapter_disk_s(instance, place, share)
 end
 
 -- What a request waits for until its adapter is on the device of an instance (scheduling/state/adapter_wait.py).
-local function waits_on(instance, adapter)
+local function waits_on(instance, adapter, share)
   if instance.adapter_slots == 0 then
     return 0, 0, 0
   end
@@ -29,8 +31,9 @@ local function waits_on(instance, adapter)
     return 0, 0, 0
   end
   place = place or end_place(instance)
-  return rules.adapter_host_s(instance, place), rules.adapter_disk_s(instance, place),
-    rules.slot_turns(instance, call('ZCOUNT', key, terms.running_score, '+inf'))
+  local running = call('ZCOUNT', key, terms.running_score, '+inf')
+  return rules.adapter_host_s(instance, place, share), rules.adapter_disk_s(instance, place, share),
+    rules.slot_turns(instance, running, instance.running_requests)
 end
 
 -- One more request of the adapter runs there.

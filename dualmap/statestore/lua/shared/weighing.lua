@@ -109,7 +109,7 @@ local function weigh(instance, chain, placement, option, guess, now_ms)
   end
   local host_s, disk_s, slot_turns = 0, 0, 0
   if told.adapter then
-    host_s, disk_s, slot_turns = waits_on(instance, told.adapter)
+    host_s, disk_s, slot_turns = waits_on(instance, told.adapter, placement.adapter_share or 1)
   end
   local offer = { instance = instance, hit = hit, stamp = stamp, listed = listed, running = instance.running_requests,
     context = instance.context_tokens, cost = false, host_s = host_s, disk_s = disk_s, slot_turns = slot_turns }
@@ -151,7 +151,7 @@ local function idle_cost(instance, hit, placement, option)
   local uncached = prefill_tokens(prompt_tokens, placement.block_tokens, hit)
   local adapter, host_s, disk_s = placement.told.adapter, 0, 0
   if adapter then
-    host_s, disk_s = adapters.new_loads_s(instance)
+    host_s, disk_s = adapters.new_loads_s(instance, placement.adapter_share or 1)
   end
   local features = idle_features(instance.tokens_per_s, uncached, prompt_tokens, placement.hot_tokens or 0, host_s,
     disk_s)

@@ -10,6 +10,7 @@ from dualmap.simulation.errors import TraceError
 from dualmap.simulation.workload.generators import (
     GENERATORS,
     GeneratorSpec,
+    adapters,
     agents,
     bursts,
     conversation,
@@ -24,6 +25,7 @@ from dualmap.simulation.workload.generators import (
     toolagent,
     zipf,
 )
+from dualmap.simulation.workload.recording import render_mooncake
 from dualmap.simulation.workload.trace_figures import quantile, trace_figures
 from dualmap.simulation.workload.traces import Trace, TraceRequest, read_trace
 
@@ -277,3 +279,15 @@ def test_one_answer_in_a_hundred_is_very_long() -> None:
 
     assert quantile(outputs, 0.5) == pytest.approx(100, rel=0.1)
     assert sum(tokens > 8000 for tokens in outputs) / 20_000 == pytest.approx(0.01, abs=0.003)
+
+
+def test_adapters_have_a_rank_each_that_is_read_back(tmp_path: Path) -> None:
+    trace = adapters(300, 1, count=9, rank=32)
+    (tmp_path / "trace.jsonl").write_text(render_mooncake(trace))
+
+    ranks = {(each.adapter, each.adapter_rank) for each in trace.requests}
+    assert Counter(rank for _, rank in ranks) == {8: 3, 16: 3, 32: 3}
+    assert [each.adapter_rank for each in read_trace(tmp_path / "trace.jsonl").requests] == [
+        each.adapter_rank for each in trace.requests
+    ]
+    assert {each.adapter_rank for each in adapters(20, 1).requests} == {0}
