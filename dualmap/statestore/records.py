@@ -14,6 +14,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, fields, replace
+from functools import lru_cache
 from operator import attrgetter, itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -274,10 +275,16 @@ REQUEST_TEXTS = ("placed", "told")
 def reported_of(request: StoredRequest) -> bytes:
     """The text of what the replica reports of a request; it never changes."""
     named = request.account or request.model or request.adapter  # an account ends with the name of a model
-    if named and not (named.isprintable() and '"' not in named and "\\" not in named):
+    if named and not _is_plain(named):
         model, account, adapter = map(_escaped, (request.model, request.account, request.adapter))
         request = replace(request, model=model, account=account, adapter=adapter)
     return REPORTED.pack(_reported(request))
+
+
+@lru_cache(maxsize=4096)
+def _is_plain(text: str) -> bool:
+    """Whether JSON has the text as it is."""
+    return text.isprintable() and '"' not in text and "\\" not in text
 
 
 def _escaped(text: str) -> str:

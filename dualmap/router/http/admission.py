@@ -107,7 +107,9 @@ def make_head_check(
             if inference and method not in _allowed(path):
                 raise MethodNotAllowedError(f"{path} takes {' or '.join(_allowed(path))}, not {method}")
         if tenants.is_closed and (inference or needs_api_key(path)):
-            find_caller(request, tenants)
+            caller = request.caller = tenants.by_key(request.get)
+            if caller is None:
+                find_caller(request, tenants)
         if inference:
             if is_forbidden(path):
                 raise ForbiddenPathError(

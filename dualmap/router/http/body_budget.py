@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Final
 
 from dualmap.router.errors import ReplicaFullError
@@ -20,7 +21,7 @@ class BodyBudget:
     def __init__(self, limit_bytes: int, *, own_bytes: int = 0) -> None:
         self._limit_bytes = limit_bytes
         self._own_bytes = own_bytes
-        self._held: dict[str, int] = {}
+        self._held: defaultdict[str, int] = defaultdict(int)
         """Bytes by tenant."""
         self.held_bytes = 0
 
@@ -39,7 +40,7 @@ class BodyBudget:
                 retry_after_s=1.0,
             )
         if tenant is not None:
-            held_bytes = self._held.get(tenant, 0) + count
+            held_bytes = self._held[tenant] + count
             if held_bytes > self._own_bytes and held_bytes > free_bytes:
                 raise ReplicaFullError(
                     f"the bodies of your tenant's requests on this replica have reached {held_bytes - count} bytes,"

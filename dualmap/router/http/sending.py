@@ -147,7 +147,7 @@ class Sender:
         except BaseException:
             self.left = driver.so_far()
             if self._counts:
-                self._count(driver)
+                self.counted += driver.machine.counted()
             sending.abandoned(driver)
             raise
         finally:
@@ -158,15 +158,11 @@ class Sender:
                 self.driver = None
         plane.upstreams.release(connection)
         if self._counts:
-            self._count(driver)
+            counted = driver.machine.counted()
+            self.counted = counted if self.counted is NOTHING_COUNTED else self.counted + counted
         if sending.leaves_usage_open or result.failure is not None or result.sends_usage_unrequested:
             self._learn_of_usage(sending, result)
         return result
-
-    def _count(self, driver: AnswerDriver) -> None:
-        """Count what has come of an answer, beside what came of it before."""
-        counted = driver.machine.counted()
-        self.counted = counted if self.counted is NOTHING_COUNTED else self.counted + counted
 
     def _learn_of_usage(self, sending: Sending, result: AnswerResult) -> None:
         """Learn from a stream whether its instance sends usage unrequested."""

@@ -356,9 +356,9 @@ class FailoverPool:
         if self._known is not None and reply.seen.epoch < self._known.epoch:
             return False
         self.noted(reply.seen)
-        draws, drawn = placement.draws, reply.drawn
-        if draws is not None and drawn is not None and draws.group.is_divided:
-            for place, part in drawn.parts.items():
+        draws, drawn = placement.draws, reply.drawn_reply
+        if draws is not None and draws.group.is_divided and drawn is not None:
+            for place, part in drawn.read().parts.items():
                 budget = draws.group.budgets[place]
                 self._parts.pop(budget.name, None)
                 self._parts[budget.name] = part, budget

@@ -351,7 +351,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     """Describe what has happened to a request so far."""
     machine, request, prompt, pool = live.machine, live.inference_request, live.prompt, live.pool
     spec, received_unix_s = machine.spec, now_unix_s - now_s + machine.started_s
-    chain, caller, drawn = spec.chain, request.caller, machine.drawn
+    chain, caller = spec.chain, request.caller
     model, tenant, key = request.model, "", ""
     if caller is not None:
         tenant, key = spec.claim.tenant, caller.key
@@ -360,7 +360,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     origin = Origin(machine.request_id, model, pool.settings.name, request.client, tenant, key)
     usage, detours = machine.usage or _NO_USAGE, _NO_DETOURS
     is_plain = machine.turn is None and not machine.failures and machine.leg is not _PREFILL
-    if not is_plain or (drawn is not None and drawn.unmet is not None):
+    if not is_plain or machine.is_limited:
         detours = _detours(machine, "" if request.run is None else request.run.field, now_s)
     if live.adapter_wait_s:
         detours = replace(detours, adapter_wait_s=live.adapter_wait_s)

@@ -29,7 +29,7 @@ from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, read_text, un
 from dualmap.router.prompts.token_bounds import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
-from dualmap.router.requests.tenant_budgets import TenantBudgets
+from dualmap.router.requests.tenant_budgets import KeyTerms, TenantBudgets, drawn_by
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.placement import NO_CLAIM, Claim
@@ -39,7 +39,7 @@ from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
 from dualmap.scheduling.runs.turn import UNNAMED, RunName, hashed_name
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
-from dualmap.scheduling.tenants.budgets import Draws, Measure
+from dualmap.scheduling.tenants.budgets import Measure
 from dualmap.scheduling.tenants.classes import class_rank
 from dualmap.scheduling.tenants.shares import NO_TENANT_WEIGHT
 from dualmap.scheduling.tenants.tenant import Caller
@@ -81,8 +81,10 @@ class Intake:
         live: LiveRequest | None = None
         began_s = self._context.clock.monotonic_s()  # its client waits from now on, also while its prompt is read
         try:
-            route = self._known_route(request) or await self._new_route(request)
-            sent, caller = request.prompt, request.caller
+            sent, caller, terms = request.prompt, request.caller, None
+            if caller is not None and request.pinned_to is None:
+                terms = self._budgets.known_terms(caller, request.model)
+            route = terms.route if terms is not None else self._known_route(request) or await self._new_route(request)
             # It draws all that it asks for where its tenant wants that, or where it runs on behind its answer.
             draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
             if sent is None:
@@ -115,7 +117,9 @@ class Intake:
                     )
                     asked = prompt_bound(sent, prompt), output_tokens
                 request.prompt = None
-                live = self._taken_in(request, route, prompt, self._scheduled(request, route, prompt, asked), began_s)
+                live = self._taken_in(
+                    request, route, prompt, self._scheduled(request, route, prompt, asked, terms), began_s
+                )
             await live.place()
             return live
         except Exception as error:
@@ -225,8 +229,11 @@ class Intake:
         route: Route[ServedPool],
         prompt: ReadPrompt,
         asked: tuple[int, int] | None,
+        terms: KeyTerms | None,
     ) -> RequestSpec:
+        """``asked`` are the most tokens of its prompt and its answers, of a tenant whose requests draw these."""
         chain, caller, scheduling = prompt.chain, request.caller, route.pool.scheduling
+        tokens, each = prompt.tokens, prompt.expected_output_tokens
         if route.lora is not None:
             chain = replace(chain, root=unsalted_seed(route.pool.settings.model, route.lora))
         rank, class_name = 0, ""
@@ -237,9 +244,19 @@ class Intake:
             _set_engine_priority(request, scheduling, its_class)
         claim = NO_CLAIM
         if caller is not None:
-            tenant = caller.tenant
-            draws = self._draws(request, route, caller, prompt, asked)
-            account = account_text(tenant.name, caller.key, class_name, route.model)
+            tenant, draws = caller.tenant, None
+            if terms is None or terms.route is not route:
+                terms = self._budgets.terms(caller, request.model, route)
+            if (group := terms.group) is not None:
+                if asked is not None:
+                    draws = group.draws(*asked, are_most=True)
+                else:
+                    # Answers that cannot be counted keep what they draw: the most that the request allows.
+                    most = prompt.output_limit if request.hides_usage else None
+                    draws = group.draws(tokens, (each if most is None else most) * request.computed_answers)
+            account = terms.account
+            if class_name:
+                account = account_text(tenant.name, caller.key, class_name, route.model)
             claim = Claim(tenant.name, account, draws, tenant.weight, rank)
         elif self._tenants is not None and self._tenants.has_tenants:
             claim = Claim(weight=NO_TENANT_WEIGHT, class_rank=rank)  # those without a tenant share as one of their own
@@ -248,10 +265,10 @@ class Intake:
         return RequestSpec(
             chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash,
             chain,
-            slo_s(scheduling, prompt.tokens, request.slo_s, rank),
+            slo_s(scheduling, tokens, request.slo_s, rank),
             route.model,
             claim,
-            expected_output_tokens=prompt.expected_output_tokens,
+            expected_output_tokens=each,
             output_limit=prompt.output_limit,
             stored_tokens=prompt.stored_tokens,
             text_bytes=prompt.text_bytes or 0,
@@ -269,30 +286,6 @@ class Intake:
             adapter_share=route.adapter_share,
         )
 
-    def _draws(
-        self,
-        request: InferenceRequest,
-        route: Route[ServedPool],
-        caller: Caller,
-        prompt: ReadPrompt,
-        asked: tuple[int, int] | None,
-    ) -> Draws | None:
-        """``asked`` are the most tokens of its prompt and its answers, of a tenant whose requests draw these."""
-        tenant = caller.tenant
-        if not tenant.limits:
-            return None
-        budgets = self._budgets.of(tenant, route.pool.settings.name).all
-        group = budgets.whole if budgets.is_whole else budgets.of(_drawn_by(request, route, caller))
-        if group is None:
-            return None
-        if asked is not None:
-            return group.draws(*asked, are_most=True)
-        each = prompt.expected_output_tokens
-        if request.hides_usage and prompt.output_limit is not None:
-            # Its answers cannot be counted, so it keeps what it draws: the most that it allows.
-            each = prompt.output_limit
-        return group.draws(prompt.tokens, each * request.computed_answers)
-
     def _passed_on(self, request: InferenceRequest, route: Route[ServedPool], asked: int | None) -> RequestSpec:
         """A request that is passed to any suitable instance. Whether its answer streams is not known, and does not
         matter but for how long its first byte may take. Its tokens are estimated by the bytes of its body; ``asked``
@@ -305,7 +298,7 @@ class Intake:
         claim = NO_CLAIM
         if caller is not None:
             budgets, bounds = self._budgets.of(caller.tenant, route.pool.settings.name), request.token_bounds
-            group = (budgets.requests if bounds is None else budgets.all).of(_drawn_by(request, route, caller))
+            group = (budgets.requests if bounds is None else budgets.all).of(drawn_by(caller, request.model, route))
             draws = None
             if group is not None:
                 tokens = (0, 0) if bounds is None else _tokens_of(request, bounds, asked, route.pool)
@@ -349,17 +342,10 @@ def _tokens_of(request: InferenceRequest, bounds: TokenBounds, asked: int | None
     if asked is not None:
         return min(MOST_TOKENS, bounds.prompt_bytes), asked
     expected = expected_answer_tokens(pool.view.learned.answer_tokens, bounds.output_limit)
-    if request.hides_usage and bounds.output_limit is not None:  # it keeps them, see ``Intake._draws``
+    if request.hides_usage and bounds.output_limit is not None:  # it keeps them, see ``Intake._scheduled``
         expected = bounds.output_limit
     return _body_tokens(bounds, pool), min(MOST_TOKENS, expected * bounds.answers)
 
 
 def _body_tokens(bounds: TokenBounds, pool: ServedPool) -> int:
     return min(MOST_TOKENS, ceil(bounds.prompt_bytes / pool.view.learned.bytes_per_token))
-
-
-def _drawn_by(request: InferenceRequest, route: Route[ServedPool], caller: Caller) -> tuple[str, ...]:
-    """The names that its draws are for, beside its tenant: its key, the model name that was sent, and the model that
-    this stands for. Where none was sent, the pool's own counts as sent."""
-    sent = request.model or route.pool.settings.model
-    return f"key:{caller.key}", f"model:{sent}", f"model:{route.model}"

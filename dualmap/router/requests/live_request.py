@@ -180,10 +180,10 @@ class LiveRequest:
 
     def limit_fields(self) -> Sequence[tuple[bytes, bytes]]:
         """Header fields that tell its client what is left of its limits."""
-        draws, drawn = self.machine.spec.claim.draws, self.machine.drawn
-        if draws is None or drawn is None or not drawn.left:
+        draws = self.machine.spec.claim.draws
+        if draws is None:
             return ()
-        return self.context.limit_reports.fields(self.inference_request.path, draws, drawn, self._now_s())
+        return self.context.limit_reports.fields(self.inference_request.path, draws, self.machine, self._now_s())
 
     # what happens to it ------------------------------------------------------------------------------------------
     def place(self) -> Awaitable[None]:
@@ -548,7 +548,7 @@ class LiveRequest:
         if self._deadline is not None or self._is_overdue:
             self._count_on_time()
         if spec.claim.tenant and outcome is not None:
-            context.metrics.tenants.of(spec.claim.tenant).count_end(outcome, machine.usage)
+            context.metrics.tenants.count_end((spec.claim.tenant, outcome, machine.usage))
         if chain is None:
             if context.ended is not None:
                 context.ended(self._explanation(0), self.inference_request.trace)

@@ -63,6 +63,8 @@ class Histogram:
     def fold(self) -> None:
         """Sort what was observed into its buckets."""
         observed, counts, bounds = self._observed, self._counts, self.bounds
+        if not observed:
+            return
         for value in observed:
             counts[bisect_left(bounds, value)] += 1
         self._sum = sum(observed, self._sum)
@@ -141,6 +143,11 @@ class Instruments(Collector):
         self._counters: list[Family[Counter]] = []
         self._gauges: list[Family[Gauge]] = []
         self._histograms: list[Family[Histogram]] = []
+        self._folds: list[Callable[[], None]] = []
+
+    def fold_before_reading(self, fold: Callable[[], None]) -> None:
+        """Have this called before values are read, and by every heartbeat, for what others keep to count at once."""
+        self._folds.append(fold)
 
     def counter(self, name: str, text: str, *labels: str, most: int | None = None) -> Family[Counter]:
         """``name`` without ``_total``, which the export adds. ``most``: see ``Family``."""
@@ -160,13 +167,19 @@ class Instruments(Collector):
         return family
 
     def fold(self) -> None:
-        """Fold what all histograms have observed."""
+        """Fold what all histograms have observed, and what others keep."""
+        self._fold_others()
         for histograms in self._histograms:
             for each in histograms.instruments.values():
                 each.fold()
 
+    def _fold_others(self) -> None:
+        for fold in self._folds:
+            fold()
+
     def counts(self) -> dict[str, list[Any]]:
         """All values by family, as JSON can hold them, for ``add`` of another one."""
+        self._fold_others()
         counts: dict[str, list[Any]] = {}
         for counters in self._counters:
             counts[counters.name] = [[values, [each.value]] for values, each in counters.instruments.items()]
@@ -190,6 +203,7 @@ class Instruments(Collector):
         return ()  # registering must not collect
 
     def collect(self) -> Iterator[Metric]:
+        self._fold_others()
         for counters in self._counters:
             counted = CounterMetricFamily(counters.name, counters.text, labels=counters.labels_named)
             for values, counter in counters.instruments.items():

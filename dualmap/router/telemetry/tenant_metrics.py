@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+from collections.abc import Callable
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from dualmap.router.telemetry.instruments import Counter, Instruments
@@ -10,6 +14,16 @@ from dualmap.scheduling.request.outcome import Outcome, Usage
 OTHER: Final = "_other"
 """The series of all tenants beyond those that have their own. No tenant can have this name."""
 
+End = tuple[str, Outcome, Usage | None]
+"""A request that ended: its tenant, the outcome, and the tokens that its instance reported."""
+_TENANT: Final = itemgetter(0)
+_TENANT_AND_OUTCOME: Final = itemgetter(0, 1)
+_KINDS: Final = {
+    "prompt": attrgetter("prompt_tokens"),
+    "cached": attrgetter("cached_tokens"),
+    "output": attrgetter("output_tokens"),
+}
+
 
 class TenantSeries:
     """The counters of one tenant."""
@@ -17,31 +31,24 @@ class TenantSeries:
     def __init__(self, metrics: TenantMetrics, tenant: str) -> None:
         self._requests = metrics.requests
         self._tenant = tenant
-        self.outcomes: dict[Outcome, Counter] = {}
         self.limited = metrics.limited.labels(tenant)
-        self.prompt, self.cached, self.output = [
-            metrics.tokens.labels(tenant, kind) for kind in ("prompt", "cached", "output")
-        ]
+        self._tokens = [(metrics.tokens.labels(tenant, kind), of) for kind, of in _KINDS.items()]
 
-    def count_end(self, outcome: Outcome, usage: Usage | None) -> None:
-        counter = self.outcomes.get(outcome)
-        if counter is None:
-            counter = self.outcomes[outcome] = self._requests.labels(self._tenant, outcome.value)
-        counter.value += 1
-        if usage is None:
-            return
-        prompt_tokens, cached_tokens, output_tokens = usage.prompt_tokens, usage.cached_tokens, usage.output_tokens
-        if prompt_tokens:
-            self.prompt.value += prompt_tokens
-        if cached_tokens:
-            self.cached.value += cached_tokens
-        if output_tokens:
-            self.output.value += output_tokens
+    def ended(self, outcome: Outcome) -> Counter:
+        return self._requests.labels(self._tenant, outcome.value)
+
+    def count_tokens(self, usages: list[Usage]) -> None:
+        for counter, tokens_of in self._tokens:
+            counter.value += sum(filter(None, map(tokens_of, usages)))
 
 
 class TenantMetrics:
     """Tenants have series of their own as they come, up to a number of them; the rest share ``OTHER``. One that has its
-    own keeps it: a counter that changed its series would seem to start again."""
+    own keeps it: a counter that changed its series would seem to start again.
+
+    Ends are kept until they are folded into the counters, as ``instruments.Histogram`` does: a request pays for an
+    entry in a list alone.
+    """
 
     def __init__(self, make: Instruments, most: int) -> None:
         self.requests = make.counter(
@@ -61,6 +68,21 @@ class TenantMetrics:
         self._most = most
         self._series: dict[str, TenantSeries] = {}
         self._other: TenantSeries | None = None
+        self._ended: list[End] = []
+        self.count_end: Callable[[End], None] = self._ended.append
+        """Count how a request of a tenant ended."""
+        make.fold_before_reading(self.fold)
+
+    def fold(self) -> None:
+        """Count the ends that were kept."""
+        ended = self._ended
+        if not ended:
+            return
+        for (tenant, outcome), count in Tally(map(_TENANT_AND_OUTCOME, ended)).items():
+            self.of(tenant).ended(outcome).value += count
+        for tenant, ends in groupby(sorted(ended, key=_TENANT), _TENANT):
+            self.of(tenant).count_tokens([*filter(None, map(itemgetter(2), ends))])
+        ended.clear()
 
     def of(self, tenant: str) -> TenantSeries:
         found = self._series.get(tenant)
@@ -76,4 +98,5 @@ class TenantMetrics:
     @property
     def named(self) -> list[str]:
         """The tenants that have series of their own."""
+        self.fold()
         return [*self._series]

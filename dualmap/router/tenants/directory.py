@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final
 
 from dualmap.router.errors import InvalidApiKeyError, TenantHeaderError, UnknownTenantError, unknown_model
@@ -17,6 +17,7 @@ from dualmap.scheduling.tenants.tenant import Caller, Tenant
 TOKEN: Final = "(token)"
 GATEWAY: Final = "(gateway)"
 """These stand for the name of a key where a tenant was named otherwise: no key has such a name."""
+_BEARER: Final = b"Bearer "
 
 
 class TenantDirectory:
@@ -106,9 +107,18 @@ class TenantDirectory:
             raise InvalidApiKeyError(API_KEY_REFUSAL)
         return None
 
+    def by_key(self, field: Callable[[bytes], bytes | None]) -> Caller | None:
+        """The owner of the key that a request with these fields sends in the usual form, where no gateway names
+        tenants; None: ``caller`` says who sends it."""
+        sent = field(b"authorization")
+        if sent is None or self._gateway is not None:
+            return None
+        before, _, key = sent.partition(_BEARER)
+        return None if before or not key else self._callers.get(sha256(key).digest())
+
     def _known_by(self, key: bytes) -> Caller | None:
         """The owner of the key. The empty key, which a request without one has, is no tenant's, even if it was set."""
-        return self._callers.get(hashlib.sha256(key).digest()) if key else None
+        return self._callers.get(sha256(key).digest()) if key else None
 
     def _named_by_gateway(
         self, named: bytes, field: Callable[[bytes], bytes | None], count: Callable[[bytes], int] | None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from operator import add
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from dualmap.router.errors import QuotaSpentError, RateLimitError, RouterError
 from dualmap.router.prompts.inference_request import MESSAGES_PATH
@@ -99,24 +99,40 @@ def limit_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[t
     return fields
 
 
+class Drawing(Protocol):
+    """A request that has drawn."""
+
+    @property
+    def drawn(self) -> Drawn | None: ...
+
+
+_MadeFields = tuple[float, Sequence[tuple[bytes, bytes]]]
+"""When fields are made again, and they."""
+_NONE_MADE: Final[_MadeFields] = -math.inf, ()
+
+
 class LimitReports:
     """The fields about limits on the answers of a replica, made once a second for the requests that draw from the same
     budgets: to write them takes longer than to draw."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[BudgetGroup, bool], tuple[float, list[tuple[bytes, bytes]]]] = {}
-        """When they are made again, and they."""
+        self._made: dict[BudgetGroup, _MadeFields] = {}
+        self._made_for_messages: dict[BudgetGroup, _MadeFields] = {}
 
-    def fields(self, path: str, draws: Draws, drawn: Drawn, now_s: float) -> Sequence[tuple[bytes, bytes]]:
+    def fields(self, path: str, draws: Draws, request: Drawing, now_s: float) -> Sequence[tuple[bytes, bytes]]:
         """The fields of an answer on ``path``, at a time of a monotonic clock."""
-        which = draws.group, path == MESSAGES_PATH
-        made = self._made.get(which)
-        if made is None or now_s >= made[0]:
-            if len(self._made) >= _MOST_REPORTS:
-                self._made.clear()
-            made = now_s + REPORTED_EACH_S, limit_fields(path, draws, drawn, datetime.now(UTC))
-            self._made[which] = made
-        return made[1]
+        made = self._made if path != MESSAGES_PATH else self._made_for_messages
+        until_s, fields = made.get(draws.group, _NONE_MADE)
+        if now_s < until_s:
+            return fields
+        drawn = request.drawn
+        if drawn is None or not drawn.left:
+            return fields
+        if len(made) >= _MOST_REPORTS:
+            made.clear()
+        fields = limit_fields(path, draws, drawn, datetime.now(UTC))
+        made[draws.group] = now_s + REPORTED_EACH_S, fields
+        return fields
 
 
 def refused_fields(path: str, draws: Draws, drawn: Drawn, now: datetime) -> list[tuple[bytes, bytes]]:

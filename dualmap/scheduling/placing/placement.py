@@ -33,7 +33,7 @@ from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.state.view import ClusterView
 from dualmap.scheduling.steps import Step, Steps
-from dualmap.scheduling.tenants.budgets import Drawn, Draws
+from dualmap.scheduling.tenants.budgets import Drawn, DrawnReply, Draws
 from dualmap.scheduling.tenants.classes import class_band
 from dualmap.scheduling.tenants.shares import NO_TENANT, Share, Standing
 from dualmap.scheduling.values import record, value
@@ -182,10 +182,15 @@ class PlaceReply:
     enqueued_ms: int = 0
     queue: QueueHead | None = None
     """The queue where the request is held although there is room: to be planned."""
-    drawn: Drawn | None = None
+    drawn_reply: DrawnReply | None = None
     """The budgets after the reservation, or why there is none; None: the request draws from none."""
     standing: Standing | None = None
     """The standing of its tenant among others; None: it has none, or was not judged."""
+
+    @property
+    def drawn(self) -> Drawn | None:
+        """The budgets by ``drawn_reply``."""
+        return None if self.drawn_reply is None else self.drawn_reply.read()
 
 
 class PlacingPort(Protocol):
@@ -536,10 +541,13 @@ class _Run:
         rules, request, claim, query = search.rules, search.request, search.claim, option.query
         order, excluded, other = rules.order, query.excluded, None
         self.trips += 1
-        band, fills, is_decoded = None, False, search.leg is _DECODE
+        band, fills, share, is_decoded = None, False, None, search.leg is _DECODE
         if order.classes and not is_decoded:
             band = class_band(min(claim.class_rank, len(order.classes) - 1))
             fills = band >= order.fills_from
+        # Where requests go in the order in which they came, none is passed over.
+        if claim.weight is not None and order.by_deadline and not is_decoded:
+            share = Share(request.shares_as or NO_TENANT, claim.weight, len(rules.fleet.sight.view.ready))
         if len(options) > 1:
             other = options[1].weighing
             excluded |= options[1].query.excluded
@@ -560,21 +568,13 @@ class _Run:
             ),
             draws=claim.draws,
             must_draw=is_decoded or request.attempt > 1,  # it was admitted before
-            share=None if claim.weight is None else self._share(claim.weight),
+            share=share,
             max_pending_tokens=0 if self.trusts_prior else most,
             hot_tokens=0 if query.key is None else query.key.hot_tokens,
             adapter_share=search.adapter_share,
             pulls=search.pulls and (rules.policy.weighs or source is not None),
             source=source,
         )
-
-    def _share(self, weight: float) -> Share | None:
-        """The figures of its tenant. None where requests go in the order in which they came, as none is passed over
-        there."""
-        search = self.search
-        if not search.rules.order.by_deadline or search.leg is _DECODE:
-            return None
-        return Share(search.request.shares_as or NO_TENANT, weight, len(search.rules.fleet.sight.view.ready))
 
     def _most(self, decision: Decision) -> int | None:
         """Upper bound of pending tokens for the choice to be valid: less than one dispatch window more than it saw."""

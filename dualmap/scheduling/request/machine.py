@@ -88,7 +88,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.scheduling.state.legs import Leg, decode_leg_id, serves
 from dualmap.scheduling.state.request import RequestState, StoredRequest
 from dualmap.scheduling.state.tier_load import Source
-from dualmap.scheduling.tenants.budgets import Drawn, Draws, drawn_text, nothing_of, returned
+from dualmap.scheduling.tenants.budgets import Drawn, DrawnReply, Draws, drawn_text, nothing_of, rest_of, returned
 from dualmap.scheduling.tenants.shares import NO_TENANT, Share
 from dualmap.scheduling.values import value
 
@@ -894,8 +894,10 @@ class RequestMachine:
     """The request is the one copy of its prompt that may be sent."""
     failure: InstanceFailure | None = None
     """The last one that it was, or is to be, tried again after."""
-    drawn: Drawn | None = None
-    """The store's reply to its draws."""
+    drawn_reply: Drawn | DrawnReply | None = None
+    """The store's reply to its draws, see ``drawn``."""
+    is_limited: bool = False
+    """A limit of its tenant kept it out."""
     registered: bool = False
     """The request is passed on, and the store has its record."""
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
@@ -1242,7 +1244,7 @@ class RequestMachine:
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
         if self.spec.chain is not None:
             raise TransitionError("a request that is scheduled is not registered")
-        self.registered, self.drawn = True, event.drawn
+        self.registered, self.drawn_reply = True, event.drawn
         return self._pick(now_s)
 
     def _pick(self, now_s: float) -> Effects:
@@ -1267,7 +1269,7 @@ class RequestMachine:
         reply = placed.reply
         self.searches.append((course, self.attempt))
         self.placed = self.estimate = placed
-        self.drawn = reply.drawn
+        self.drawn_reply = reply.drawn_reply
         self.enqueued_ms, self.leg = reply.enqueued_ms, reply.chosen.leg
         if breakers.troubled:
             breakers.sending(placed.instance_id, now_s)
@@ -1354,7 +1356,7 @@ class RequestMachine:
             self._move(Input.SEARCHES_AGAIN)
             return _RENAME
         if why.limited is not None:
-            self.drawn = why.limited
+            self.drawn_reply, self.is_limited = why.limited, True
             return self._refuse(Refusal.LIMITED, now_s, failed=why, reserved=False)
         if why.missed is not None:
             if self._may_evict():
@@ -1891,9 +1893,11 @@ class RequestMachine:
         if spec.chain is not None and (may_be_reserved or self.was_kept):
             if not is_counted:
                 return (*left, *self._last_releases(answered, None, ""), _CLOSE)
-            return (*left, *self._last_releases(answered, self._returned(outcome), self._used(outcome)), _CLOSE)
+            used = used_by(outcome, self.charged) if spec.claim.account else ""
+            return (*left, *self._last_releases(answered, self._returned(outcome), used), _CLOSE)
         if self.registered or (reserved and before is _PLACING and spec.claim.account):
-            over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=self._used(outcome))
+            used = used_by(outcome, self.charged) if spec.claim.account else ""
+            over = self._over(self.request_id, 1, gives_back=self._returned(outcome), used=used)
             return (*left, Post(over, last=True), _CLOSE)
         return (*left, _CLOSE)
 
@@ -1943,17 +1947,18 @@ class RequestMachine:
         # While the rest of its answer is looked for, its client has a part of it.
         if not (sent_in or (self.sent_tokens and before is not _BROKEN_OFF)):
             return None
-        answered, spec, usage = outcome in ANSWERED, self.spec, self.usage
+        answered, usage = outcome in ANSWERED, self.usage
         if not (answered or keeps_tokens(outcome, begun=self.first_token_s is not None)):
             return None
         if counted is None and not answered and before is not _ANSWERING:
-            is_unknown = spec.chain is None and self._overdue_in is not None  # it keeps what it drew
+            is_unknown = self.spec.chain is None and self._overdue_in is not None  # it keeps what it drew
             counted = None if is_unknown else NOTHING_COUNTED  # its client had nothing of it
         if usage is not None:
             reported = reported_charge(usage, 0 if counted is None else counted.output_tokens + self.sent_tokens)
             if reported is not None:
                 return reported
-        elif answered and counted is not None and spec.chain is not None and not counted.answer_bytes:
+        spec = self.spec
+        if usage is None and answered and counted is not None and spec.chain is not None and not counted.answer_bytes:
             # Its events were counted, and need no bound.
             return Charge(spec.stored_tokens + spec.chain.prompt_tokens, counted.output_tokens + self.sent_tokens)
         if counted is not None and (self.sent_tokens or spec.chain is None):
@@ -1983,22 +1988,26 @@ class RequestMachine:
         by_time = round(answering_s / token_s) * self.spec.answers
         return min(max(expected.output_tokens, by_time), expected.most_output_tokens)
 
+    @property
+    def drawn(self) -> Drawn | None:
+        """The budgets as it left them, or why it is kept out; None: it draws from none, or has not drawn."""
+        drawn = self.drawn_reply
+        return drawn.read() if isinstance(drawn, DrawnReply) else drawn
+
     def _returned(self, outcome: Outcome) -> Draws | None:
         """The part of its draws that it gives back to its budgets."""
         draws, charged = self.spec.claim.draws, self.charged
         if draws is None:
             return None
         if charged is not None:
-            if charged.uncounted or (draws.are_most and not charged.reported):
+            if charged.reported:
+                return rest_of(draws, charged.prompt_tokens, charged.output_tokens)
+            if charged.uncounted or draws.are_most:
                 return returned(draws, None, None, answered=True)
             return returned(draws, charged.prompt_tokens, charged.output_tokens, answered=True)
         if outcome is Outcome.CLIENT_ERROR and self.tries:  # it was sent: a limit of requests counts it
             return returned(draws, 0, 0, answered=True)
         return returned(draws, None, None, answered=False)
-
-    def _used(self, outcome: Outcome) -> str:
-        """The usage that it is metered by."""
-        return used_by(outcome, self.charged) if self.spec.claim.account else ""
 
     def _try_over(self, note: str = "", *, draws_stand: bool = False) -> Release:
         """The release of all that it has, up to this attempt, but for the record by which it is metered. Where its

@@ -111,8 +111,11 @@ def used_by(outcome: Outcome, charged: Charge | None) -> str:
         return f"1 0 0 0 1 0 0 {outcome} {REPORTED}"
     prompt, output = charged.prompt_tokens, charged.output_tokens
     if charged.reported:
-        return f"1 {prompt} {charged.cached_tokens} {output} 0 0 0 {outcome} {REPORTED}"
+        return _REPORTED_USE % (prompt, charged.cached_tokens, output, outcome)
     return f"1 {prompt} 0 {output} 0 0 0 {outcome} {EXPECTED}"
+
+
+_REPORTED_USE: Final = f"1 %d %d %d 0 0 0 %s {REPORTED}"
 
 
 def used_by_lost(request: StoredRequest, known: Collection[str]) -> str:

@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from itertools import chain
-from math import ceil
+from math import ceil, floor
 from operator import itemgetter, sub
-from struct import Struct
+from struct import Struct, pack, unpack
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -152,31 +152,29 @@ class BudgetGroup:
         """For each budget that is divided, as JSON: its name, the part that a pool has where none is entered, and the
         pools."""
         self.capacities: Final = tuple([each.capacity for each in self.budgets])
-        form, figures_of_books, amounts_at = "<", list[float | bytes](), list[int]()
+        form = b""
         for book, each in by_book.items():
             name = book.encode()
-            form += f"BH{len(name)}s" + "Bdd" * len(each)
-            figures_of_books += (len(each), len(name), name)
+            form += _plain(pack("<BH", len(each), len(name)) + name)
             for budget in each:
                 kind = budget.entry[1]
-                amounts_at.append(len(figures_of_books) + 1)
-                figures_of_books += (kind if budget.division is None else kind + DIVIDED, 0, budget.capacity)
-        self._form: Final = Struct(form)
-        self._figures: Final = tuple(figures_of_books)
-        places = [*range(len(figures_of_books))]
-        for number, at in enumerate(amounts_at, len(places)):
-            places[at] = number
-        self._with_amounts: Final = itemgetter(*places)
-        """Picks the figures of a form out of ``_figures`` and the amounts behind them."""
+                form += _plain(pack("<B", kind if budget.division is None else kind + DIVIDED))
+                form += b"%b" + _plain(_DOUBLE(budget.capacity))
+        self.form: Final = form
+        """Draws as the scripts take them, to be filled with packed amounts: for each book their number and its name;
+        then for each the number of its kind, its amount, and that of the limit."""
 
     def draws(self, prompt_tokens: int, output_tokens: int, *, are_most: bool = False) -> Draws:
         """The draws of a request; the tokens of the answer are the expected ones, or the most that it may have."""
         return Draws(self, self._cost_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens)), are_most)
 
-    def packed(self, amounts: Sequence[int]) -> bytes:
-        """Draws of these amounts as the scripts take them: for each book their number and its name; then for each the
-        number of its kind, its amount, and that of the limit."""
-        return self._form.pack(*self._with_amounts((*self._figures, *amounts)))
+
+_DOUBLE: Final = Struct("<d").pack
+
+
+def _plain(packed: bytes) -> bytes:
+    """Bytes as a form has them."""
+    return packed.replace(b"%", b"%%")
 
 
 _FIGURES: Final = (*Measure,)
@@ -212,7 +210,7 @@ class Draws:
     @property
     def packed(self) -> bytes:
         """The draws as the scripts take them."""
-        return self.group.packed(self.costs)
+        return self.group.form % tuple(map(_DOUBLE, self.costs))
 
     @property
     def each(self) -> tuple[Draw, ...]:
@@ -244,6 +242,36 @@ class Drawn:
         if used <= 0:
             return 0.0
         return MINUTE_S if part < used and part != amount else used * MINUTE_S / part
+
+
+@value
+class DrawnReply:
+    """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``), which is read when
+    its figures are needed: for most requests they never are."""
+
+    draws: Draws
+    found: bytes
+    is_limited: bool
+    """Not all of them fit."""
+
+    def read(self) -> Drawn:
+        draws, group, found = self.draws, self.draws.group, self.found
+        capacities, figures = group.capacities, unpack(f"<{len(found) // 8}d", found)
+        number, parts, elsewhere = len(capacities), dict[int, int](), dict[int, int]()
+        if group.is_divided:
+            divided = [place for place, each in enumerate(group.budgets) if each.division is not None]
+            parts = dict(zip(divided, map(int, figures[number::2]), strict=True))
+            elsewhere = dict(zip(divided, map(int, figures[number + 1 :: 2]), strict=True))
+        rest = figures[:number]
+        left = tuple(map(floor, rest))
+        if not self.is_limited:
+            return Drawn(left, parts=parts)
+        lacks = [
+            Lack(place, -each, parts.get(place, capacities[place]), elsewhere.get(place))
+            for place, each in enumerate(rest)
+            if each < 0
+        ]
+        return drawn_of(draws, left, lacks, parts)
 
 
 @value
@@ -339,10 +367,15 @@ def returned(draws: Draws, prompt_tokens: int | None, output_tokens: int | None,
     if not answered:
         return Draws(group, costs)
     if prompt_tokens is not None and output_tokens is not None:
-        kept = group.kept_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens, 0))
-        return Draws(group, (*map(sub, costs, kept),))
+        return rest_of(draws, prompt_tokens, output_tokens)
     known = group.kept_of((None, prompt_tokens, output_tokens, None, 0))
     return Draws(group, tuple([0 if used is None else cost - used for cost, used in zip(costs, known, strict=True)]))
+
+
+def rest_of(draws: Draws, prompt_tokens: int, output_tokens: int) -> Draws:
+    """The amounts that an answered request gives back that used these tokens."""
+    kept = draws.group.kept_of((1, prompt_tokens, output_tokens, prompt_tokens + output_tokens, 0))
+    return Draws(draws.group, tuple(map(sub, draws.costs, kept)))
 
 
 def nothing_of(draws: Draws) -> Draws:

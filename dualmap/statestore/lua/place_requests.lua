@@ -335,7 +335,7 @@ local function place_one(told, head)
     sender = books.kept.books[name]
     level, within, fair, stood = shares.level_of(sender, weight, ready)
     band = band + level
-    standing = placement.told.tenant ~= '' and pack('<ddd', level, sender[books.SENT], fair)
+    standing = placement.told.tenant ~= '' and pack('<Hdd', level, sender[books.SENT], fair)
   end
   placement.precedes = band == 0 and (within or placement.band)
   weigh_options()

@@ -18,7 +18,7 @@ from dualmap.scheduling.estimates.load_window import LoadWindow
 from dualmap.scheduling.queues.granting import Grant
 from dualmap.scheduling.queues.queue_log import QueueStep, StepKind
 from dualmap.scheduling.queues.queue_order import QueueEntry, QueueHead
-from dualmap.scheduling.request.metering import COUNTS, Counts
+from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState, Role
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
@@ -281,6 +281,8 @@ def work_from(text: bytes, of_all: bytes, now_ms: int) -> Work | None:
 
 # metering ----------------------------------------------------------------------------------------------------
 _COUNTS: Final = Struct(f"<{len(COUNTS)}d")
+_FIGURES: Final = len(COUNTS)
+_NOT_METERED: Final = frozenset({"", KEPT})
 _PACKED: Final = b"\0"
 """Packed counts of a day begin with it; a text, which an older version wrote, with a figure."""
 
@@ -292,10 +294,9 @@ def packed_counts(counts: Counts) -> bytes:
 
 def counts_of(used: str) -> bytes:
     """The counts that a usage begins with, where it has any, as the scripts take them."""
-    if not used[:1].isdigit():
+    if used in _NOT_METERED:
         return b""
-    *figures, _ = used.split(" ", len(COUNTS))
-    return _COUNTS.pack(*map(int, figures))
+    return _COUNTS.pack(*map(int, used.split(" ", _FIGURES)[:_FIGURES]))
 
 
 def counts_text(counts: Counts) -> bytes:

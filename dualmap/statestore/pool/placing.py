@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
-from math import floor
-from operator import sub
-from struct import pack, unpack
+from struct import Struct, pack
 from typing import Any, Generic, TypeVar
 
 import orjson
@@ -26,7 +24,7 @@ from dualmap.scheduling.placing.placement import (
 from dualmap.scheduling.prompts.chain import sample_depths
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
-from dualmap.scheduling.tenants.budgets import Drawn, Draws, Lack, drawn_of
+from dualmap.scheduling.tenants.budgets import DrawnReply
 from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
@@ -45,6 +43,7 @@ Result = TypeVar("Result")
 _LEGS = {leg.value.encode(): leg for leg in Leg}
 _STATUSES = {status.value.encode(): status for status in PlaceStatus}
 _LIMITED = PlaceStatus.LIMITED
+_STANDING = Struct("<Hdd")
 
 
 def placements_of(pool: bytes, calls: Calls, key_blocks: int) -> Batcher[Placement, PlaceReply]:
@@ -93,9 +92,9 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
         known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.adapter_share != 1.0:
         known += b'"adapter_share":%.6g,' % placement.adapter_share
-    if placement.draws is not None:
-        if placement.draws.group.is_divided:
-            known += b'"divisions":%b,' % placement.draws.group.divisions
+    if (draws := placement.draws) is not None:
+        if draws.group.is_divided:
+            known += b'"divisions":%b,' % draws.group.divisions
         if placement.must_draw:
             known += b'"must_draw":true,'
     option = _number_of(placement.weighing, options, texts)
@@ -193,8 +192,8 @@ def _reply_from(placement: Placement, reply: Sequence[Any]) -> PlaceReply:
         ),
         enqueued_ms,
         queue and queue_head_from(queue),
-        None if drawn is None or draws is None else drawn_from(draws, drawn, found),
-        standing and _standing_from(standing),
+        None if draws is None or drawn is None else DrawnReply(draws, drawn, found is _LIMITED),
+        standing and Standing(*_STANDING.unpack(standing)),
     )
 
 
@@ -206,32 +205,6 @@ def loaded_from(tiers: bytes | None) -> Mapping[str, TierLoad]:
         name: TierLoad.of((blocks, load_s, link_s, None if most < 0 else most, *rest))
         for name, (blocks, load_s, link_s, most, *rest) in orjson.loads(tiers).items()
     }
-
-
-def _standing_from(found: bytes) -> Standing:
-    level, sent_s, share_s = unpack("<3d", found)
-    return Standing(int(level), sent_s, share_s)
-
-
-def drawn_from(draws: Draws, found: bytes, status: PlaceStatus) -> Drawn:
-    """The reply of the scripts to draws (``statestore/lua/shared/budgets.lua``, ``weigh_draws``)."""
-    group = draws.group
-    capacities, figures = group.capacities, unpack(f"<{len(found) // 8}d", found)
-    if status is not _LIMITED and not group.is_divided:
-        return Drawn((*map(floor, map(sub, map(sub, capacities, figures), draws.costs)),))
-    parts, rests = {}, {}
-    if group.is_divided:
-        budgets = group.budgets
-        divided = [place for place, each in enumerate(budgets) if each.division is not None]
-        parts = dict(zip(divided, map(int, figures[len(budgets) :: 2]), strict=True))
-        rests = dict(zip(divided, map(int, figures[len(budgets) + 1 :: 2]), strict=True))
-        capacities = tuple([parts.get(place, capacity) for place, capacity in enumerate(capacities)])
-    rest = [*map(sub, map(sub, capacities, figures), draws.costs)]
-    left = tuple(map(floor, rest))
-    if status is not _LIMITED:
-        return Drawn(left, parts=parts)
-    lacks = [Lack(place, -each, capacities[place], rests.get(place)) for place, each in enumerate(rest) if each < 0]
-    return drawn_of(draws, left, lacks, parts)
 
 
 class Batcher(Generic[Item, Result]):

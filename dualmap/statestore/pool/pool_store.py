@@ -28,7 +28,7 @@ from dualmap.scheduling.state.hotness import MAX_KEY_BLOCKS
 from dualmap.scheduling.state.instance import Counts, InstanceLoad
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.state.tier_load import NO_LOAD
-from dualmap.scheduling.tenants.budgets import Drawn, Draws
+from dualmap.scheduling.tenants.budgets import Drawn, DrawnReply, Draws
 from dualmap.statestore.call_values import Membership, PoolOverview, PoolSnapshot, Transition
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.leases import ReplicaInfo
@@ -126,7 +126,9 @@ class PoolStore(Changes):
         words = (request.request_id, packed, divisions, reported_of(request))
         status, found = await self._run("register_request", *words)
         admitted = PlaceStatus(status.decode())
-        return admitted, placing.drawn_from(draws, found, admitted) if draws is not None and found else Drawn()
+        if draws is None or not found:
+            return admitted, Drawn()
+        return admitted, DrawnReply(draws, found, admitted is PlaceStatus.LIMITED).read()
 
     def admit(self, turns: Sequence[Turn], capacity_tokens: int) -> Awaitable[Sequence[TurnStatus]]:
         """See ``Runs.admit``."""

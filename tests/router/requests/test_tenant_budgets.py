@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from dualmap.router.pool.pool_directory import PoolDirectory
+from dualmap.router.pool.pool_directory import PoolDirectory, Route
 from dualmap.router.pool.view import GivenNames
 from dualmap.router.requests.tenant_budgets import TenantBudgets
 from dualmap.runtime.pool_settings import PoolSettings
 from dualmap.scheduling.tenants.allotments import Division
 from dualmap.scheduling.tenants.budgets import Limit, Measure, Period
-from dualmap.scheduling.tenants.tenant import Tenant
+from dualmap.scheduling.tenants.tenant import Caller, Tenant
 
 REQUESTS = Limit(Measure.REQUESTS, Period.MINUTE, 60)
 TOKENS = Limit(Measure.TOKENS, Period.MINUTE, 6000)
@@ -69,12 +69,40 @@ def test_budgets_follow_changes_of_the_tenant_and_of_model_names() -> None:
     assert division(budgets, by_model, "a") is None
 
 
+def test_the_terms_of_a_key_are_found_once_and_follow_changes_of_its_tenant_and_of_model_names() -> None:
+    pools = directory("a", "b")
+    budgets, caller, route = TenantBudgets(pools, begins=True), Caller(acme(), "ci"), pools.routes["model-a"]
+    assert budgets.known_terms(caller, "model-a") is None
+
+    terms = budgets.terms(caller, "model-a", route)
+
+    assert terms.route is route and terms.account == "acme ci - model-a"
+    assert terms.group is not None and terms.group.is_divided
+    assert budgets.known_terms(caller, "model-a") is terms
+    for other in (Caller(acme(), "web"), Caller(acme(pools={"a"}), "ci")):
+        assert budgets.known_terms(other, "model-a") is None
+    pools.learn("a", GivenNames({"adapter": "lora"}), {})
+    assert budgets.known_terms(caller, "model-a") is None
+
+
+def test_the_terms_of_one_request_that_goes_elsewhere_are_not_those_of_its_model() -> None:
+    pools = directory("a", "b")
+    budgets, caller = TenantBudgets(pools, begins=True), Caller(acme(), "ci")
+
+    elsewhere = budgets.terms(caller, "model-a", Route(pools.pools["b"], "model-b"))
+
+    assert elsewhere.account == "acme ci - model-b"
+    assert budgets.known_terms(caller, "model-a") is None
+
+
 def test_nothing_is_kept_of_tenants_that_were_removed() -> None:
     budgets = TenantBudgets(directory("a"), begins=True)
     acme_budgets = budgets.of(tenant := acme(), "a")
+    budgets.terms(caller := Caller(tenant, "ci"), "model-a", budgets._pools.routes["model-a"])
     budgets.of(Tenant("gone", (TOKENS,)), "a")
 
     budgets.keep({"acme", "new"})
 
     assert budgets._known.keys() == {"acme"}
+    assert budgets.known_terms(caller, "model-a") is None
     assert budgets.of(tenant, "a") is acme_budgets

@@ -14,6 +14,7 @@ from dualmap.router.http.admission import make_head_check
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.picker.picked import make_head_check as make_picker_head_check
 from dualmap.router.pool.pool_directory import PoolDirectory
+from dualmap.router.settings import GatewaySettings
 from dualmap.router.tenants.directory import TenantDirectory, check_model
 from dualmap.router.tenants.tenant_record import KeyRecord, TenantRecord
 from dualmap.runtime.tenant_settings import TenantKeySettings, TenantSettings
@@ -41,6 +42,26 @@ def test_a_key_names_its_tenant_whether_it_is_configured_or_only_its_hash() -> N
         caller = asked(directory, key)
         assert caller is not None
         assert (caller.tenant.name, caller.key) == ("acme", name)
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"x-api-key"])
+@pytest.mark.parametrize("scheme", [b"Bearer ", b"bearer ", b"Bearer  ", b"Basic ", b""])
+@pytest.mark.parametrize("key", [b"acme-secret", b"another-secret ", b"wrong", b"", b" "])
+def test_what_the_usual_form_of_a_key_finds_is_what_every_form_does(name: bytes, scheme: bytes, key: bytes) -> None:
+    directory, sent = TenantDirectory((), [ACME]), {name: scheme + key}
+
+    found = directory.by_key(sent.get)
+
+    if found is not None:
+        assert directory.caller(sent.get) is found
+    usual = (name, scheme, key) == (b"authorization", b"Bearer ", b"acme-secret")
+    assert (found is not None) == usual
+
+
+def test_a_key_alone_names_nobody_where_a_gateway_does() -> None:
+    gateway = GatewaySettings(addresses=("10.0.0.0/8",))
+
+    assert TenantDirectory((), [ACME], gateway=gateway).by_key({b"authorization": b"Bearer acme-secret"}.get) is None
 
 
 @pytest.mark.parametrize("key", [None, b"", b"wrong", b"acme-secre", b"acme-secret2", b"\xff\xfe"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pytest
@@ -26,6 +27,13 @@ LIMITS = (
 )
 DRAWS = BudgetGroup(budgets_of("acme", LIMITS)).draws(1000, 200)
 CHAT = "/v1/chat/completions"
+
+
+@dataclass
+class Request:
+    """A request that has drawn this."""
+
+    drawn: Drawn | None
 
 
 def test_an_answer_tells_what_is_left_as_openai_does() -> None:
@@ -54,7 +62,7 @@ def test_the_fields_of_answers_are_made_once_a_second_for_the_same_budgets_and_a
     reports, others = LimitReports(), BudgetGroup(budgets_of("other", LIMITS)).draws(1000, 200)
 
     def left(path: str, requests: int, now_s: float, draws: Draws = DRAWS) -> dict[bytes, bytes]:
-        return dict(reports.fields(path, draws, Drawn((requests, 58_800, 29_000, 7)), now_s))
+        return dict(reports.fields(path, draws, Request(Drawn((requests, 58_800, 29_000, 7))), now_s))
 
     first = left(CHAT, 599, 5.0)
     assert first[b"x-ratelimit-remaining-requests"] == b"599"
@@ -62,6 +70,7 @@ def test_the_fields_of_answers_are_made_once_a_second_for_the_same_budgets_and_a
     assert left(CHAT, 580, 5.5, others)[b"x-ratelimit-remaining-requests"] == b"580"
     assert left("/v1/messages", 570, 5.5)[b"anthropic-ratelimit-requests-remaining"] == b"570"
     assert left(CHAT, 560, 5.0 + REPORTED_EACH_S)[b"x-ratelimit-remaining-requests"] == b"560"
+    assert not LimitReports().fields(CHAT, DRAWS, Request(None), 5.0), "it has drawn nothing yet"
 
 
 def test_of_several_limits_the_tightest_is_told() -> None:

@@ -21,7 +21,7 @@ local MINUTE, DAY, IN_FLIGHT = 0, 1, 3
 -- The draws that were weighed last, as book, place of what is used there, amount, book, …, nil.
 local weighed = {}
 
--- The amounts that were used then, and of each budget that is divided, behind them, the part and the rest.
+-- The amounts that were left then, and of each budget that is divided, behind them, the part and the rest.
 local found = {}
 
 -- Until its end (shared/book_end.lua) a call keeps what requests give back, as draws, their time, ….
@@ -76,9 +76,9 @@ local function settle(book, place, leak, at_ms)
   return used
 end
 
--- Compares draws with their budgets, which were read: whether they fit, or must; and packed doubles: the amount that is
--- used of each, and behind these, for each that is divided, the part of this pool and what is unused in other pools.
--- With 'again' they are drawn already: they do not count as used.
+-- Compares draws with their budgets, which were read: whether they fit, or must; and packed doubles: the amount that
+-- they leave of each, below 0 where it is less, and behind these, for each that is divided, the part of this pool and
+-- what is unused in other pools. With 'again' they are drawn already: they do not count as used.
 local function weigh_draws(draws, divisions, must, at_ms, again)
   local at, last, fits, parts = 1, 0, true, nil
   while at <= #draws do
@@ -103,7 +103,8 @@ local function weigh_draws(draws, divisions, must, at_ms, again)
       local used = settle(book, place, leak, at_ms)
       last = last + 1
       used = again and max(0, used - cost) or used
-      found[last], weighed[3 * last - 2], weighed[3 * last - 1], weighed[3 * last] = used, book, place + 1, cost
+      local left = capacity - used - cost
+      found[last], weighed[3 * last - 2], weighed[3 * last - 1], weighed[3 * last] = left, book, place + 1, cost
       local is_within = used + cost <= capacity or must
       fits = fits and is_within
       if division and (not is_right or used + cost > terms.wanted_from * capacity) then
