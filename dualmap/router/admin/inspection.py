@@ -17,7 +17,7 @@ from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import SCHEDULED_PATHS
 from dualmap.router.prompts.prompt import read_prompt, sent_prompt
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.runs.turn import RunRecord
+from dualmap.scheduling.runs.turn import RunRecord, hashed_name
 from dualmap.scheduling.state.instance_lifecycle import SERVING
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter, Step, homes_of, step_for
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -68,12 +68,15 @@ async def runs(
     pool: PoolParam,
     state: Annotated[str | None, Query(description="only runs of this state")] = None,
     tenant: Annotated[str | None, Query(description="only this tenant's")] = None,
+    run: Annotated[str | None, Query(description="only of this id, or its beginning, or client's name")] = None,
     limit: Limit = 100,
 ) -> dict[str, Any]:
     """Agents' runs where they wait for memory: those that wait for longest first, then those that were seen last. Of
     the thousand that were seen last."""
     ledger = await pool.store.runs.ledger()
     found = [each for each in ledger.runs if state in (None, each.state) and tenant in (None, each.tenant)]
+    if run:
+        found = [each for each in found if each.name.startswith(run) or hashed_name(each.tenant, run).run == each.name]
     found.sort(key=lambda each: (not each.waiting, each.waits_since_ms, -each.seen_ms))
     return {
         "pool": pool.settings.name,
@@ -95,7 +98,15 @@ def _run(run: RunRecord, now_ms: int) -> dict[str, Any]:
         "parent": run.parent,
         "state": run.state,
         "home": run.home,
-        "agents": run.branches,
+        "agents": [
+            {
+                "agent": each.name,
+                "context_tokens": each.tokens,
+                "turns_in_flight": each.busy,
+                "seen_s_ago": (now_ms - each.seen_ms) / 1000,
+            }
+            for each in run.agents
+        ],
         "turns": run.turns,
         "turns_in_flight": run.busy,
         "turns_waiting": run.waiting,

@@ -44,9 +44,9 @@ class TurnWaiters:
         self._call_later = call_later
         self._waiting: dict[str, tuple[Turn, asyncio.Future[None]]] = {}
 
-    async def wait(self, turn: Turn, within_s: float) -> None:
-        """Enter a turn in the ledger of runs, and wait until it goes. The caller must release it in any case, as a part
-        of its request.
+    async def wait(self, turn: Turn, within_s: float, class_name: str = "") -> None:
+        """Wait until a turn goes by the ledger of runs, in which it is entered unless it is there. The caller must
+        release it in any case, as a part of its request. ``class_name`` is its priority class, if there are such.
 
         Raises:
             TurnedAwayError: it has not gone in time, or too many turns of its run wait.
@@ -54,21 +54,21 @@ class TurnWaiters:
         # Before the call: the message that it goes may overtake the reply.
         future = asyncio.get_running_loop().create_future()
         self._waiting[turn.turn_id] = turn, future
-        timer = None
+        timer, metrics = None, self._metrics.turns_of(class_name)
         try:
             (status,) = await self._pool.admit([turn], self._capacity_tokens())
             if status is TurnStatus.REFUSED:
                 raise TurnedAwayError(Refusal.TOO_MANY_TURNS)
             if status is TurnStatus.WAITS:
                 timer = self._call_later(within_s, lambda: self._turn_away(turn.turn_id))
-                self._metrics.parked.value += 1
+                metrics.parked.value += 1
                 since_s = self._clock.monotonic_s()
                 await future
-                self._metrics.parked_s.observe(self._clock.monotonic_s() - since_s)
+                metrics.parked_s.observe(self._clock.monotonic_s() - since_s)
         finally:
             if timer is not None:
                 timer.cancel()
-                self._metrics.parked.value -= 1
+                metrics.parked.value -= 1
             del self._waiting[turn.turn_id]
 
     def _capacity_tokens(self) -> int:

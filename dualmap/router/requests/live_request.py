@@ -21,7 +21,13 @@ from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.deadlines import Deadline
 from dualmap.router.requests.explain import Explanation, explanation
 from dualmap.router.requests.refusals import outcome_of, refusal
-from dualmap.router.requests.request_counts import count_end, count_first_token, count_placed, count_usage
+from dualmap.router.requests.request_counts import (
+    count_end,
+    count_first_token,
+    count_placed,
+    count_turn,
+    count_usage,
+)
 from dualmap.router.telemetry.recording import TrafficRecorder
 from dualmap.router.tenants.rate_limits import refused_fields
 from dualmap.router.timers import TimerHandle
@@ -81,6 +87,7 @@ from dualmap.scheduling.state.instance import InstanceSpec, Running
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import StoredRequest
 from dualmap.scheduling.steps import drive
+from dualmap.scheduling.tenants.classes import class_name
 from dualmap.statestore.errors import StoreError
 
 _WHOLE: Final = Leg.WHOLE
@@ -505,10 +512,13 @@ class LiveRequest:
 
     async def _await_turn(self, effect: AwaitTurn) -> Event:
         try:
-            await self.pool.turn_waiters.wait(effect.turn, effect.within_s)
+            await self.pool.turn_waiters.wait(effect.turn, effect.within_s, self._class_name())
         except TurnedAwayError as turned_away:
             return TurnedAway(turned_away.why)
         return TurnGoes()
+
+    def _class_name(self) -> str:
+        return class_name(self.pool.scheduling.classes, self.machine.spec.claim.class_rank)
 
     async def _await_trial(self, effect: AwaitTrial) -> Event:
         over = asyncio.get_running_loop().create_future()
@@ -545,6 +555,8 @@ class LiveRequest:
         if self._uncounted is not None:
             self._count_placed()
         count_end(machine, pool.metrics)
+        if machine.turn is not None:
+            count_turn(machine, pool.metrics.turns_of(self._class_name()))
         if self._deadline is not None or self._is_overdue:
             self._count_on_time()
         if spec.claim.tenant and outcome is not None:

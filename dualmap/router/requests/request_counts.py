@@ -6,7 +6,7 @@ from typing import Final
 
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.prompt import ReadPrompt
-from dualmap.router.telemetry.metrics import PoolMetrics
+from dualmap.router.telemetry.metrics import PoolMetrics, TurnMetrics
 from dualmap.scheduling.placing.placement import SearchCourse
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
 from dualmap.scheduling.request.outcome import ANSWERED
@@ -49,6 +49,13 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
         metrics.count_tiers(loads, chain.block_tokens)
     if outcome in ANSWERED and chain is not None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)
+
+
+def count_turn(machine: RequestMachine, metrics: TurnMetrics) -> None:
+    """Count where the time of a turn went: waiting for memory, to its first token, and from then to its end."""
+    prefill_ms, decode_ms = machine.turn_times_ms()
+    waited_s = machine.parked_s if machine.searches else machine.ended_s or 0.0  # to its end, where it never went
+    metrics.count_end(waited_s, prefill_ms / 1000, decode_ms / 1000)
 
 
 def count_usage(

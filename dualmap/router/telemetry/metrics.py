@@ -51,6 +51,8 @@ STORE_CALLS = (
     "snapshot", "overview", "admit",
 )  # fmt: skip
 
+TURN_PARTS = ("waiting", "prefill", "decode")
+"""Where the time of a turn went: waiting for memory, to its first token, and from then to its end."""
 NOT_ON_TIME = ("late", "refused", "failed")
 """Why requests were not on time: ``late`` if the deadline passed without a first token."""
 _WHY_NOT_ON_TIME: Final[Mapping[Outcome | None, str]] = {
@@ -92,6 +94,20 @@ async def measured(call: StoreCall, answer: Awaitable[T]) -> T:
         call.latency_s.observe(time.perf_counter() - started_s)
 
 
+class TurnMetrics:
+    """The instruments of the turns of agents' runs, of one priority class of a pool."""
+
+    def __init__(self, metrics: RouterMetrics, pool: str, class_name: str) -> None:
+        self.parked_s = metrics.parked_s.labels(pool, class_name)
+        self.parked = metrics.parked.labels(pool, class_name)
+        self._parts = {part: metrics.turn_s.labels(pool, class_name, part) for part in TURN_PARTS}
+
+    def count_end(self, *seconds: float) -> None:
+        """Count where the time of a turn went, by its parts."""
+        for part, spent_s in zip(TURN_PARTS, seconds, strict=True):
+            self._parts[part].value += spent_s
+
+
 class PoolMetrics:
     """The instruments of one pool."""
 
@@ -99,6 +115,8 @@ class PoolMetrics:
         self.outcomes = {outcome: metrics.requests.labels(pool, outcome.value) for outcome in Outcome}
         self.reasons = {reason: metrics.decisions.labels(pool, reason.value) for reason in Reason}
         self._pool, self._faults, self._ejections = pool, metrics.faults, metrics.ejections
+        self._metrics = metrics
+        self._turns: dict[str, TurnMetrics] = {}
         self.retries = {kind: metrics.retries.labels(pool, kind.value) for kind in FailureKind}
         self.continuations = {kind: metrics.continuations.labels(pool, kind.value) for kind in FailureKind}
         self.cut_streams = metrics.cut_streams.labels(pool)
@@ -123,8 +141,6 @@ class PoolMetrics:
         self.output_tokens = metrics.output_tokens.labels(pool)
         self.hold_s = metrics.hold_s.labels(pool)
         self.decision_s = metrics.decision_s.labels(pool)
-        self.parked_s = metrics.parked_s.labels(pool)
-        self.parked = metrics.parked.labels(pool)
         self.slo_met = metrics.slo.labels(pool, "met")
         self.slo_missed = metrics.slo.labels(pool, "missed")
         self.not_on_time = {why: metrics.not_on_time.labels(pool, why) for why in NOT_ON_TIME}
@@ -149,6 +165,13 @@ class PoolMetrics:
         self.unrendered = {why: metrics.unrendered.labels(pool, why) for why in UNRENDERED}
         self.miscounted = metrics.miscounted.labels(pool)
         self.tokens_mistrusted = metrics.tokens_mistrusted.labels(pool)
+
+    def turns_of(self, class_name: str) -> TurnMetrics:
+        """The instruments of turns of a priority class; of those of all where ``class_name`` is empty."""
+        found = self._turns.get(class_name)
+        if found is None:
+            found = self._turns[class_name] = TurnMetrics(self._metrics, self._pool, class_name)
+        return found
 
     def count_fault(self, instance_id: str, reason: str) -> None:
         self._faults.labels(self._pool, instance_id, reason).inc()
@@ -360,10 +383,14 @@ class RouterMetrics:
             "dualmap_decision_seconds", "Request parsed to reservation made", "pool", bounds=_CALL_BOUNDS_S
         )
         self.parked_s = make.histogram(
-            "dualmap_parked_seconds", "Time that a turn of an agent's run waited for memory", "pool",
+            "dualmap_parked_seconds", "Time that a turn of an agent's run waited for memory", "pool", "class",
             bounds=WAIT_BOUNDS_S,
         )  # fmt: skip
-        self.parked = make.gauge("dualmap_parked_turns", "Turns of agents' runs that wait for memory", "pool")
+        self.parked = make.gauge("dualmap_parked_turns", "Turns of agents' runs that wait for memory", "pool", "class")
+        self.turn_s = make.counter(
+            "dualmap_turn_seconds", "Time of turns that are over, where runs wait for memory, by where it went",
+            "pool", "class", "part",
+        )  # fmt: skip
         self.connections = make.gauge("dualmap_client_connections", "Open client connections").labels()
         self.relayed_chunks = make.counter(
             "dualmap_relayed_chunks",

@@ -1833,7 +1833,7 @@ class RequestMachine:
 
     def _with_turn_over(self, turn: Turn, effects: Effects) -> Effects:
         """The last release says that the turn is over, too; where nothing else is released, one is made for it."""
-        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens(), *self._turn_times_ms())
+        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens(), *self.turn_times_ms())
         *others, close = effects
         release, last = None, others[-1] if others else None
         if isinstance(last, Post) and last.last:
@@ -1843,7 +1843,7 @@ class RequestMachine:
             release = Release(self.request_id, replica_id=self.rules.replica_id, turn=over)
         return (*others, Post(release, last=True), close)
 
-    def _turn_times_ms(self) -> tuple[int, int]:
+    def turn_times_ms(self) -> tuple[int, int]:
         """How long its turn took from when it went to its first token, and from then to its end."""
         ended_s, first_s = self.ended_s or 0.0, self.first_token_s
         if not self.tries:

@@ -76,6 +76,18 @@ def turn_key(replica_id: str, turn_id: str) -> str:
 
 
 @value
+class AgentRecord:
+    """An agent or sub-agent of a run as the store keeps it."""
+
+    name: str
+    tokens: int
+    """Its working set: tokens of its last prompt and answer, less those it shares."""
+    seen_ms: int
+    busy: int
+    """Its turns that are in flight."""
+
+
+@value
 class RunRecord:
     """A run as the store keeps it."""
 
@@ -101,7 +113,8 @@ class RunRecord:
     prefill_ms: int = documented("time that they took to their first tokens from then on", default=0)
     decode_ms: int = documented("time from their first tokens to their ends", default=0)
     tool_ms: int = documented("time between the end of a turn of an agent and its next one", default=0)
-    branches: int = 0
+    agents: tuple[AgentRecord, ...] = ()
+    """Its agents, the one that was seen last first."""
     waiting: int = 0
     """Its turns that wait."""
     waits_since_ms: int = 0

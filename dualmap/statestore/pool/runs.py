@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from dualmap.scheduling.prompts.chain import SAMPLE_TOKENS
-from dualmap.scheduling.runs.turn import RunRecord, Turn
+from dualmap.scheduling.runs.turn import AgentRecord, RunRecord, Turn
 from dualmap.scheduling.values import value
 from dualmap.statestore.call_values import RunMemory
 from dualmap.statestore.pool.calls import Argument
@@ -116,7 +116,7 @@ def _about(turn: Turn) -> dict[str, Any]:
 def _run_from(name: str, fields: dict[bytes, bytes]) -> RunRecord:
     texts = {each.decode(errors="replace"): text.decode(errors="replace") for each, text in fields.items()}
     waits = [int(text) for each, text in texts.items() if each.startswith("waits:")]
-    branches = sum(each.startswith("branch:") for each in texts)
+    agents = [_agent_from(each, text) for each, text in texts.items() if each.startswith("branch:")]
 
     def number(field: str) -> float:
         return float(texts.get(field, 0))
@@ -143,7 +143,12 @@ def _run_from(name: str, fields: dict[bytes, bytes]) -> RunRecord:
         prefill_ms=int(number("prefill_ms")),
         decode_ms=int(number("decode_ms")),
         tool_ms=int(number("tool_ms")),
-        branches=branches,
+        agents=tuple(sorted(agents, key=lambda agent: (-agent.seen_ms, agent.name))),
         waiting=len(waits),
         waits_since_ms=min(waits, default=0),
     )
+
+
+def _agent_from(field: str, text: str) -> AgentRecord:
+    tokens, _shared, seen_ms, busy = map(int, text.split())
+    return AgentRecord(field.removeprefix("branch:"), tokens, seen_ms, busy)

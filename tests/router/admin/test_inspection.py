@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from dualmap.scheduling.prompts.chain import Chain
+from dualmap.scheduling.runs.turn import Turn, hashed_name
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.memory import MemoryStore
+from dualmap.statestore.pool.runs import TurnStatus
 from tests.router import tools
 
 
@@ -117,3 +121,26 @@ async def test_a_replica_on_its_own_does_not_pass_its_view_off_as_the_fleets(
 
     assert runtime.replicas["default"].store_state == "local"
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "store_unavailable")
+
+
+async def test_a_run_is_found_by_the_beginning_of_its_id_and_by_the_name_that_its_client_sends(
+    start_runtime: Any, client_of: Any, store: MemoryStore
+) -> None:
+    client = client_of(await start_runtime())
+    names = {tenant: hashed_name(tenant, "my session", "sub-agent") for tenant in ("acme", "other")}
+    for number, (tenant, name) in enumerate(names.items()):
+        turn = Turn(f"t{number}", "one", name, Chain((number,), 16, 20 + number), 4.0, tenant=tenant)
+        assert await store.pool("default").runs.admit([turn], 1000) == [TurnStatus.GOES]
+
+    async def found(run: str, **wanted: str) -> list[dict[str, Any]]:
+        answer = await client.get("/admin/runs", params={"run": run, **wanted})
+        return list(answer.json()["runs"])
+
+    (one,) = await found(names["other"].run[:12])
+    assert (one["tenant"], one["context_tokens"], one["state"]) == ("other", 21, "active")
+    assert [(each["agent"], each["context_tokens"], each["turns_in_flight"]) for each in one["agents"]] == [
+        (names["other"].branch, 21, 1)
+    ]
+    assert {each["tenant"] for each in await found("my session")} == {"acme", "other"}
+    assert [each["run"] for each in await found("my session", tenant="acme")] == [names["acme"].run]
+    assert await found("another session") == []

@@ -44,6 +44,10 @@ def waiters(ledger: Any) -> TurnWaiters:
     return TurnWaiters(ledger, lambda: view, metrics, clock=RealClock(), call_later=loop.call_later)
 
 
+def parked(found: TurnWaiters, class_name: str = "") -> float:
+    return found._metrics.turns_of(class_name).parked.value
+
+
 def turn(turn_id: str) -> Turn:
     return Turn(turn_id, "r", RunName("run"), Chain((1,), 100, 50), 4.0)
 
@@ -53,20 +57,32 @@ async def test_a_turn_that_goes_does_not_wait() -> None:
 
     await found.wait(turn("x"), 10.0)
 
-    assert found._metrics.parked.value == 0
+    assert parked(found) == 0
 
 
 async def test_a_turn_waits_for_the_message_that_it_goes() -> None:
     found = waiters(Ledger(TurnStatus.WAITS))
     waits = asyncio.ensure_future(found.wait(turn("x"), 10.0))
     await asyncio.sleep(0.01)
-    assert found._metrics.parked.value == 1
+    assert parked(found) == 1
 
     found.goes("another")
     found.goes("x")
     await waits
 
-    assert found._metrics.parked.value == 0
+    assert parked(found) == 0
+
+
+async def test_turns_that_wait_are_counted_by_their_class() -> None:
+    found = waiters(Ledger(TurnStatus.WAITS))
+    waits = asyncio.ensure_future(found.wait(turn("x"), 10.0, "batch"))
+    await asyncio.sleep(0.01)
+
+    assert (parked(found, "batch"), parked(found)) == (1, 0)
+
+    found.goes("x")
+    await waits
+    assert parked(found, "batch") == 0
 
 
 async def test_a_message_may_overtake_the_reply_that_a_turn_waits() -> None:
@@ -91,7 +107,7 @@ async def test_a_turn_whose_message_got_lost_is_found_by_its_repetition() -> Non
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
-    assert found._metrics.parked.value == 0
+    assert parked(found) == 0
     await found.look_up()
     assert len(ledger.admitted) == 3, "nothing is repeated where nothing waits"
 
@@ -106,4 +122,4 @@ async def test_a_turn_is_turned_away(status: TurnStatus, why: Refusal) -> None:
         await found.wait(turn("x"), 0.01)
 
     assert turned_away.value.why is why
-    assert found._metrics.parked.value == 0
+    assert parked(found) == 0
