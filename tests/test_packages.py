@@ -24,7 +24,8 @@ MAY_IMPORT = {
 }
 FOLDERS = {
     "scheduling": (
-        "prompts", "state", "estimates", "tenants", "queues", "placing", "scaling", "runs", "batches", "request",
+        "prompts", "state", "estimates", "tenants", "queues", "runs", "placing", "scaling", "batches",
+        "request",
     ),
     "router": (
         "relay", "telemetry", "prompts", "tenants", "tokens", "pool", "requests", "answers", "http", "picker",

@@ -44,7 +44,7 @@ class LimitSettings(BaseModel):
     requests_per_day: Amount | None = Field(None, description="quota: requests until midnight UTC")
     tokens_per_day: Amount | None = Field(None, description="quota: tokens of prompts and answers until midnight UTC")
     tokens_per_month: Amount | None = Field(None, description="quota: tokens of prompts and answers, by calendar month")
-    requests_in_flight: Amount | None = Field(None, description="requests at a time, held ones among them")
+    requests_in_flight: Amount | None = Field(None, description="requests at a time, held and parked ones among them")
     tokens_in_flight: Amount | None = Field(
         None, description="tokens of prompts and expected answers of the requests at a time"
     )

@@ -66,3 +66,16 @@ def test_a_run_without_memory_waits_and_survives_the_death_of_a_router(fleet: Fl
     found = {each["turns"] for each in runs(fleet)["runs"]}
     assert 2 in found, "the first run is the same as before"
     fleet.until_idle()
+
+
+def test_responses_that_continue_one_are_turns_of_one_run(fleet: Fleet) -> None:
+    before = {each["run"] for each in runs(fleet)["runs"]}
+    first = None
+    for number in range(3):
+        body = {"model": fleet.model, "input": f"and then {number}?", "max_output_tokens": 4}
+        body |= {} if first is None else {"previous_response_id": first}
+        answer = httpx.post(f"{fleet.endpoint}/v1/responses", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        first = first or answer.json()["id"]
+    new = [each for each in runs(fleet)["runs"] if each["run"] not in before]
+    assert [each["turns"] for each in new] == [2], "the first one names the run of those that continue it"

@@ -35,6 +35,7 @@ from dualmap.statestore.pool import PoolStore, scripts, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
 from dualmap.statestore.pool.runs import TurnStatus
+from dualmap.statestore.pool.stored_responses import StoredConversation
 from dualmap.statestore.records import INSTANCE, PLACED, REPORTED
 from dualmap.statestore.redis import RedisStore
 from dualmap.statestore.settings import StoreSettings
@@ -128,7 +129,7 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.adapters.note_failure("a", "chat", "it answered 404")
     await pool.settings.change({"max_hold_s": 9.0}, by="one")
     for response in ("first", "second", "third"):
-        await pool.responses.keep(response, 7)
+        await pool.responses.keep(response, StoredConversation(7))
     await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
     await pulled(pool)
     await turns_wait(pool)

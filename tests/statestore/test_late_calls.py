@@ -34,6 +34,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.chronicle import ChronicleRecord
+from dualmap.statestore.pool.stored_responses import StoredConversation
 from dualmap.statestore.redis import RedisStore, wire
 from dualmap.statestore.settings import StoreSettings
 from dualmap.statestore.tenants.allotment_ledger import LedgerEntry
@@ -70,7 +71,7 @@ READS = frozenset(
         "kv_events.records",
         "kv_events.names",
         "tiers.described",
-        "responses.tokens",
+        "responses.conversation",
         "schema.refuse_newer",
         "usage.today",
         "usage.of_day",
@@ -191,7 +192,7 @@ CHANGES: dict[str, Change] = {
     ),
     "tiers.describe": lambda pool, lease: pool.tiers.describe("a", _HOST, fence=lease.fence),
     "tiers.correct": lambda pool, lease: pool.tiers.correct(DisprovedTier("a", "host", 5_000), fence=lease.fence),
-    "responses.keep": lambda pool, _: pool.responses.keep("late", 5),
+    "responses.keep": lambda pool, _: pool.responses.keep("late", StoredConversation(5)),
     "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
     "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),
     "chronicle.member_changed": lambda pool, _: pool.chronicle.member_changed("late", "drain", "a"),

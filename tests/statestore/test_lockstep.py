@@ -373,7 +373,12 @@ class Traffic:
             **self.draws(),
             **changes,
         }
-        made = placement(asked.pop("request_id", f"r{self.number}"), *named, **asked)
+        request_id = asked.pop("request_id", f"r{self.number}")
+        if rng.random() < 0.2:
+            asked["turn"] = self.turn(request_id, asked["replica_id"], asked["chain"])
+            asked["memory_tokens"] = rng.choice((900, 900, 2000))
+            self.turns = [*self.turns, asked["turn"]][-20:]
+        made = placement(request_id, *named, **asked)
         reply: PlaceReply = await self.twins.both(lambda pool: pool.place(made))
         self.seen[reply.status] += 1
         self.seen["went beyond"] += reply.chosen.instance_id is not None and reply.chosen.instance_id not in named
@@ -452,14 +457,7 @@ class Traffic:
                 turns.append(rng.choice(self.turns))
                 continue
             self.number += 1
-            run = rng.choice(("", "one", "two", "three", "four", f"new{self.number}"))
-            name = RunName(run, rng.choice(("", "sub1", "sub2")) if run else "", rng.choice(("", "parent")))
-            waits_s = rng.choice((0.0, 0.3, 1000.0))
-            turns.append(
-                Turn(
-                    f"r{self.number}", rng.choice(REPLICAS), name, rng.choice(CHAINS), waits_s, rng.choice(("", "acme"))
-                )
-            )
+            turns.append(self.turn(f"r{self.number}", rng.choice(REPLICAS), rng.choice(CHAINS)))
         self.turns = [*self.turns, *turns][-20:]
         capacity_tokens = rng.choice((900, 900, 2000))
         statuses = await self.twins.both(lambda pool: pool.runs.admit(turns, capacity_tokens))
@@ -468,10 +466,24 @@ class Traffic:
             if status is TurnStatus.GOES and rng.random() < 0.5:
                 await self.arrive(request_id=turn.turn_id, replica_id=turn.replica_id, chain=turn.chain)
 
+    def turn(self, turn_id: str, replica_id: str, request_chain: Chain) -> Turn:
+        rng = self.rng
+        run = rng.choice(("", "one", "two", "three", "four", f"new{self.number}"))
+        name = RunName(run, rng.choice(("", "sub1", "sub2")) if run else "", rng.choice(("", "parent")))
+        return Turn(
+            turn_id,
+            replica_id,
+            name,
+            request_chain,
+            rng.choice((0.0, 0.3, 1000.0)),
+            tenant=rng.choice(("", "acme")),
+            stored_tokens=rng.choice((0, 0, 0, 400)),
+        )
+
     async def end_turn(self) -> None:
         if self.turns:
             turn, rng = self.rng.choice(self.turns), self.rng
-            over = TurnEnd(turn.turn_id, turn.replica_id, rng.choice((0, 20, 300)))
+            over = TurnEnd(turn.turn_id, turn.replica_id, rng.choice((0, 20, 300)), was_sent=rng.random() < 0.9)
             await self.twins.both(lambda pool: finish(pool, turn.turn_id, replica_id=turn.replica_id, turn=over))
             await self.twins.both(lambda pool: pool.runs.turns_of(turn.replica_id))
 

@@ -15,7 +15,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Generic, TypeVar
@@ -324,6 +324,8 @@ class FailoverPool:
         return [TurnStatus.GOES] * len(asked[0])
 
     async def _place_alone(self, local: PoolStore, placement: Placement, _: bool) -> PlaceReply:
+        if placement.turn is not None:
+            placement = replace(placement, turn=None)  # this replica does not know what runs the memory holds
         reply = await self._ask_to_place(local, placement)
         self.noted(reply.seen)
         return reply

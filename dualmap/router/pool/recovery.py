@@ -176,7 +176,7 @@ def _stands(mine: StoredRequest, stored: StoredRequest | None) -> bool:
     try is that is being made or released."""
     if stored is not None and not mine.instance_id:
         return not stored.instance_id or stored.attempt == mine.attempt
-    if stored is None or stored.attempt != mine.attempt:
+    if stored is None or stored.attempt != mine.attempt or not stored.instance_id:
         return False
     return mine.state is RequestState.HELD or (mine.state, mine.instance_id) == (stored.state, stored.instance_id)
 

@@ -72,9 +72,7 @@ class TurnWaiters:
             del self._waiting[turn.turn_id]
 
     def _capacity_tokens(self) -> int:
-        """The KV memory of the ready instances."""
-        view = self._view()
-        return sum(view.instances[instance_id].kv_capacity_tokens for instance_id in view.ready)
+        return self._view().kv_capacity_tokens
 
     def goes(self, turn_id: str) -> None:
         """A turn need not wait any more. One that is not known here is over."""

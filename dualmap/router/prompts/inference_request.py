@@ -214,6 +214,8 @@ class InferenceRequest:
     """The instance that has stored what it continues."""
     continues: str | None = None
     """The stored response that it continues, which names the instance."""
+    continued_run: str = ""
+    """The run of that response, as a hash; empty: none is known."""
     model_span: tuple[int, int] | None = None
     """Span in a long body of the model's name, quotes included, or in a form of its value; None if it was not searched
     for."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from dualmap.router.prompts.inference_request import InferenceRequest
 from dualmap.router.prompts.prompt import WHY_UNRENDERED
 from dualmap.router.tenants.rate_limits import limit_sentences
 from dualmap.scheduling.placing.decision import Decision, Reason
@@ -361,7 +362,7 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
     usage, detours = machine.usage or _NO_USAGE, _NO_DETOURS
     is_plain = machine.turn is None and not machine.failures and machine.leg is not _PREFILL
     if not is_plain or machine.is_limited:
-        detours = _detours(machine, "" if request.run is None else request.run.field, now_s)
+        detours = _detours(machine, _names_run(request), now_s)
     if live.adapter_wait_s:
         detours = replace(detours, adapter_wait_s=live.adapter_wait_s)
     if chain is None:
@@ -409,6 +410,13 @@ def explanation(live: LiveRequest, expected_cached_tokens: int, now_s: float, no
         tuple(rounds),
         detours,
     )
+
+
+def _names_run(request: InferenceRequest) -> str:
+    """The field of a request that names its run; empty: none."""
+    if request.run is not None:
+        return request.run.field
+    return "" if request.continues is None else "previous_response_id"
 
 
 def _detours(machine: RequestMachine, run_named_by: str, now_s: float) -> Detours:

@@ -108,7 +108,8 @@ class Intake:
                         read, model=model, lora=adapter, rule=rule, learned=learned, tokenizer=pool.tokenizer
                     )
                 if request.continues is not None:
-                    prompt = replace(prompt, stored_tokens=await pool.stored_responses.tokens(request.continues))
+                    stored = await pool.stored_responses.conversation(request.continues)
+                    prompt, request.continued_run = replace(prompt, stored_tokens=stored.tokens), stored.run
                 asked = None
                 if draws_most:
                     counted = prompt.tokens if prompt.count is not None else 0
@@ -323,8 +324,14 @@ def _set_engine_priority(
 
 
 def _run_name(request: InferenceRequest) -> RunName:
+    """The name of its run: the client's, or that of the conversation which it continues. Where the first response of a
+    conversation was of no run, its id names one."""
     sent = request.run
-    return UNNAMED if sent is None else hashed_name(request.tenant, sent.run, sent.agent, sent.parent)
+    if sent is not None:
+        return hashed_name(request.tenant, sent.run, sent.agent, sent.parent)
+    if request.continues is None:
+        return UNNAMED
+    return RunName(request.continued_run or hashed_name(request.tenant, request.continues).run)
 
 
 def _class_rank(request: InferenceRequest, scheduling: SchedulingSettings) -> int:

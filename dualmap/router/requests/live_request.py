@@ -572,7 +572,9 @@ class LiveRequest:
             if context.recorder is not None:
                 self._record(context.recorder, chain, usage)
             if self.inference_request.stores:
-                pool.stored_responses.answered(self.request_id, machine.instance_id, self.inference_request, usage)
+                pool.stored_responses.answered(
+                    self.request_id, machine.instance_id, self.inference_request, usage, spec.run.run
+                )
         count_usage(machine, pool, self.prompt, expected_cached, self.inference_request.prompts)
         explanation = self._explanation(expected_cached)
         context.decisions.add(explanation)

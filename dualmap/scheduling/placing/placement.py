@@ -26,6 +26,7 @@ from dualmap.scheduling.placing.options import (
 from dualmap.scheduling.placing.split import SplitRule
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.queues.queue_order import QueueHead, QueueOrder
+from dualmap.scheduling.runs.turn import Turn
 from dualmap.scheduling.state.hotness import HashKey
 from dualmap.scheduling.state.instance import InstanceLoad
 from dualmap.scheduling.state.legs import Leg
@@ -67,9 +68,11 @@ class PlaceStatus(StrEnum):
     """Another live request has this id: choose another id."""
     LIMITED = "limited"
     """A budget that the request draws from has not enough left."""
+    PARKED = "parked"
+    """The request is a turn whose run waits for memory."""
 
 
-_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE, PlaceStatus.LIMITED})
+_NONE_CHOSEN = frozenset({PlaceStatus.NOT_READY, PlaceStatus.DUPLICATE, PlaceStatus.LIMITED, PlaceStatus.PARKED})
 _RESERVED = frozenset({PlaceStatus.DISPATCHED, PlaceStatus.HELD})
 _DECODE = Leg.DECODE
 _ONLY_ONE = Reason.ONLY_ONE
@@ -129,6 +132,10 @@ class Placement:
     """Time of the loads of its adapter as a multiple of the described one (``scheduling.estimates.adapters``)."""
     source: str | None = None
     """The instance that is looked at as a source in place of the last one that was given the prompt's prefix."""
+    turn: Turn | None = None
+    """The turn that it is, where runs wait for memory: entered in their ledger first, and PARKED where it waits."""
+    memory_tokens: int = 0
+    """The KV memory that runs share, where it is a turn."""
 
 
 @value
@@ -263,6 +270,7 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         missed: Placed | None = None,
         duplicate: bool = False,
         limited: Drawn | None = None,
+        parked: bool = False,
     ) -> None:
         super().__init__("no instance takes the request")
         self.course = NO_COURSE
@@ -274,6 +282,8 @@ class SearchFailed(Exception):  # noqa: N818  # an outcome, not a fault
         self.duplicate = duplicate
         self.limited = limited
         """The budgets, of which one has not enough left."""
+        self.parked = parked
+        """It is a turn whose run waits for memory."""
 
 
 @record
@@ -383,13 +393,17 @@ class Search:
     """Whether a part of the prompt may be pulled; not any more once a pull has failed."""
     adapter_share: float = 1.0
     """See ``Placement.adapter_share``."""
+    turn: Turn | None = None
+    """The turn that it is, where it is not known yet whether that goes."""
+    was_admitted: bool = False
+    """Its budgets have let it in already: for a try that is over, or to wait for memory."""
 
     def run(self) -> Steps[PlacingPort, SearchCourse]:
         """The course of the search, which placed the request.
 
         Raises:
             SearchFailed: every queue is full, the SLO would be missed and late requests are refused, the id is taken, a
-                budget of its tenant has not enough left, or no instance is ready.
+                budget of its tenant has not enough left, its run waits for memory, or no instance is ready.
         """
         return _Run(self).run()
 
@@ -477,6 +491,8 @@ class _Run:
             raise SearchFailed(duplicate=True)
         if reply.status is PlaceStatus.LIMITED:
             raise SearchFailed(limited=reply.drawn)
+        if reply.status is PlaceStatus.PARKED:
+            raise SearchFailed(parked=True)
         self.gone |= frozenset(placement.weighing.instances + (placement.other.instances if placement.other else ()))
         yield from Refresh()
         return None
@@ -567,13 +583,15 @@ class _Run:
                 fills,
             ),
             draws=claim.draws,
-            must_draw=is_decoded or request.attempt > 1,  # it was admitted before
+            must_draw=is_decoded or search.was_admitted,
             share=share,
             max_pending_tokens=0 if self.trusts_prior else most,
             hot_tokens=0 if query.key is None else query.key.hot_tokens,
             adapter_share=search.adapter_share,
             pulls=search.pulls and (rules.policy.weighs or source is not None),
             source=source,
+            turn=search.turn,
+            memory_tokens=0 if search.turn is None else rules.fleet.sight.view.kv_capacity_tokens,
         )
 
     def _most(self, decision: Decision) -> int | None:

@@ -80,6 +80,7 @@ from dualmap.scheduling.request.outcome import (
 from dualmap.scheduling.request.passed_on import PassedOnBalancer, pick_instance
 from dualmap.scheduling.request.quarantine import SURVIVED_S, OtherTrial, Quarantined, Trial
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.request.slo import slo_s as slo_of
 from dualmap.scheduling.request.waiting_room import WaitingRoom
 from dualmap.scheduling.runs.admission import WAITS_OF_SLO
 from dualmap.scheduling.runs.turn import UNNAMED, RunName, Turn, TurnEnd
@@ -99,7 +100,7 @@ class Phase(StrEnum):
     NEW = "new"
     """Only its driver knows of it."""
     PARKED = "parked"
-    """A turn of an agent's run, while it is not known whether its run may use memory now: it waits for others."""
+    """A turn of an agent's run that waits for the memory of others."""
     ADMITTING = "admitting"
     """The request is about to be placed, for the first time or once more. It waits for the trial of a copy of its
     prompt, which is suspected of killing engines."""
@@ -136,7 +137,7 @@ class Input(StrEnum):
     by the rules."""
 
     PARKS = "parks"
-    """It is a turn, and runs wait for memory in this pool."""
+    """It is a turn whose run waits for memory."""
     ADMITTED = "admitted"
     SUSPECTED = "suspected"
     SEARCHES_AGAIN = "searches_again"
@@ -228,12 +229,12 @@ def _transitions() -> dict[tuple[Phase, Input], Phase]:
     table = {
         (p.NEW, i.ADMITTED): p.PLACING,
         (p.NEW, i.SUSPECTED): p.ADMITTING,
-        (p.NEW, i.PARKS): p.PARKED,
         (p.PARKED, i.ADMITTED): p.PLACING,
         (p.PARKED, i.SUSPECTED): p.ADMITTING,
         (p.ADMITTING, i.SUSPECTED): p.ADMITTING,
         (p.ADMITTING, i.ADMITTED): p.PLACING,
         (p.PLACING, i.SEARCHES_AGAIN): p.PLACING,
+        (p.PLACING, i.PARKS): p.PARKED,
         (p.PLACING, i.PUT_OFF): p.AWAITING,
         (p.AWAITING, i.INSTANCE_CAME): p.PLACING,
         (p.PLACING, i.QUEUED): p.HELD,
@@ -510,8 +511,7 @@ class Refusal(StrEnum):
 
 @value
 class AwaitTurn:
-    """Enter the turn in the ledger of runs, and wait until it goes, ``within_s`` at most. Answer: ``TurnGoes`` or
-    ``TurnedAway``."""
+    """Wait until the turn goes by the ledger of runs, ``within_s`` at most. Answer: ``TurnGoes`` or ``TurnedAway``."""
 
     turn: Turn
     within_s: float
@@ -887,7 +887,7 @@ class RequestMachine:
     decode_attempt: int = 0
     """Counts reservations of decode legs."""
     turn: Turn | None = None
-    """The request is in the ledger of runs as this turn, from its arrival to its end."""
+    """The request is in the ledger of runs as this turn, from when it is first placed to its end."""
     parked_s: float = 0.0
     """Time that the turn waited for memory."""
     trial: Trial | None = None
@@ -899,7 +899,7 @@ class RequestMachine:
     is_limited: bool = False
     """A limit of its tenant kept it out."""
     registered: bool = False
-    """The request is passed on, and the store has its record."""
+    """The store has had a record of it that counts on no instance: it is passed on, or was parked."""
     disputed: tuple[tuple[str, InstanceFailure], ...] = ()
     """Answers that its instances are to blame for if another one answers it."""
 
@@ -1070,8 +1070,9 @@ class RequestMachine:
 
     @property
     def was_kept(self) -> bool:
-        """Whether its record was kept after a try, so that it is metered even if no instance has it any more."""
-        return self.attempt > 1 and self.spec.claim.account != ""
+        """Whether its record was kept after a try, or while it was parked, so that it is metered even if no instance
+        has it."""
+        return (self.attempt > 1 or self.registered) and self.spec.claim.account != ""
 
     @property
     def is_kept(self) -> bool:
@@ -1079,7 +1080,7 @@ class RequestMachine:
         if not self.spec.claim.account or self.spec.chain is None or self.phase is _DONE:
             return False
         if self.placed is None:
-            return self.tries > 0 or self.attempt > 1
+            return self.tries > 0 or self.attempt > 1 or self.registered
         return self.decode is not None and self.decode.answered
 
     def age_s(self, now_s: float) -> float:
@@ -1119,19 +1120,20 @@ class RequestMachine:
     # from its arrival to an instance ---------------------------------------------------------------------------
     def _arrived(self, _: Arrived, now_s: float) -> Effects:
         spec, rules = self.spec, self.rules
-        if not rules.scheduling.admit_runs or spec.chain is None:
-            return self._admit(now_s)
-        self._move(Input.PARKS)
-        self.turn = Turn(
-            self.request_id,
-            rules.replica_id,
-            spec.run,
-            spec.chain,
-            WAITS_OF_SLO * spec.slo_s,
-            spec.claim.tenant,
-            self._share(),
-        )
-        return (AwaitTurn(self.turn, rules.max_hold_s),)
+        if rules.scheduling.admit_runs and spec.chain is not None:
+            # A longer SLO of a client does not count: with it, its late turns would pass those of others.
+            usual_s = slo_of(rules.scheduling, spec.chain.prompt_tokens, None, spec.claim.class_rank)
+            self.turn = Turn(
+                self.request_id,
+                rules.replica_id,
+                spec.run,
+                spec.chain,
+                WAITS_OF_SLO * min(spec.slo_s, usual_s),
+                tenant=spec.claim.tenant,
+                share=self._share(),
+                stored_tokens=spec.stored_tokens,
+            )
+        return self._admit(now_s)
 
     def _share(self) -> Share | None:
         claim = self.spec.claim
@@ -1204,6 +1206,8 @@ class RequestMachine:
             only=spec.only,
             pulls=spec.may_pull and not self.failures,  # what has failed once is computed
             adapter_share=spec.adapter_share,
+            turn=self.turn if self.attempt == 1 and not self.parked_s else None,
+            was_admitted=self.attempt > 1 or self.registered,
         )
 
     def _unplaced(self, request_id: str, chain: Chain, slo_s: float, attempt: int) -> StoredRequest:
@@ -1236,9 +1240,11 @@ class RequestMachine:
         return replace(self._unplaced(self.request_id, nothing, self.spec.slo_s, 1), state=RequestState.DISPATCHED)
 
     def kept_record(self) -> StoredRequest:
-        """The record that was kept of its last try: like that of a request that is passed on it counts on no instance.
-        Once its decode leg answers, that one has drawn."""
+        """The record that was kept of its last try, or as it was parked: like that of a request that is passed on it
+        counts on no instance. Once its decode leg answers, that one has drawn."""
         kept = replace(self.register_record(), attempt=self.attempt)
+        if self.attempt == 1 and not self.tries:
+            kept = replace(kept, state=_STORED_HELD)
         return kept if self.placed is None else replace(kept, drawn="")
 
     def _was_registered(self, event: Registered, now_s: float) -> Effects:
@@ -1350,6 +1356,10 @@ class RequestMachine:
 
     def _not_placed(self, event: NotPlaced, now_s: float) -> Effects:
         why = event.why
+        if why.parked and self.turn is not None:
+            self._move(Input.PARKS)
+            self.registered = self.spec.claim.account != ""
+            return (AwaitTurn(self.turn, self.rules.max_hold_s),)
         if why.course is not NO_COURSE:
             self.searches.append((why.course, self.attempt))
         if why.duplicate:
@@ -1833,11 +1843,12 @@ class RequestMachine:
 
     def _with_turn_over(self, turn: Turn, effects: Effects) -> Effects:
         """The last release says that the turn is over, too; where nothing else is released, one is made for it."""
-        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens(), *self.turn_times_ms())
+        times, was_sent = self.turn_times_ms(), self.tries > 0
+        over = TurnEnd(turn.turn_id, turn.replica_id, self._output_tokens(), *times, was_sent)
         *others, close = effects
         release, last = None, others[-1] if others else None
         if isinstance(last, Post) and last.last:
-            release = replace(last.release, turn=over)
+            release = last.release.ending(over)
             others.pop()
         else:
             release = Release(self.request_id, replica_id=self.rules.replica_id, turn=over)

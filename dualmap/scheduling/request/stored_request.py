@@ -19,8 +19,8 @@ made or released."""
 
 def stored_requests(machine: RequestMachine, now_ms: int, now_s: float) -> tuple[StoredRequest, ...]:
     """The records of a live request, at ``now_ms`` of the store's clock: one for each leg that is reserved."""
-    if machine.registered and not machine.is_done:
-        return (machine.register_record(),)
+    if machine.spec.chain is None:
+        return (machine.register_record(),) if machine.registered and not machine.is_done else ()
     found = (_own_record(machine, now_ms, now_s), _decode_record(machine, now_ms, now_s))
     return tuple([record for record in found if record is not None])
 

@@ -48,9 +48,12 @@ class Turn:
     """Its prompt."""
     waits_s: float
     """The time for which it may wait and be on time."""
+    _: KW_ONLY
     tenant: str = ""
     share: Share | None = None
     """Its tenant's share; None: nothing is shared among tenants."""
+    stored_tokens: int = 0
+    """Tokens of the conversation that its instance has stored, before its prompt."""
 
 
 @value
@@ -63,11 +66,14 @@ class TurnEnd:
     prefill_ms: int = 0
     """From when it went to its first token, or to its end where that was not seen."""
     decode_ms: int = 0
+    was_sent: bool = True
+    """An instance had it, so its context may be in a cache."""
 
     @property
     def text(self) -> str:
         """The end as the script gets it."""
-        return f"{self.output_tokens} {self.prefill_ms} {self.decode_ms} {turn_key(self.replica_id, self.turn_id)}"
+        times = f"{self.output_tokens} {self.prefill_ms} {self.decode_ms}"
+        return f"{times} {int(self.was_sent)} {turn_key(self.replica_id, self.turn_id)}"
 
 
 def turn_key(replica_id: str, turn_id: str) -> str:

@@ -40,6 +40,8 @@ class ClusterView:
     """All instances list the same model names, or none is known to list any: each serves every name."""
     has_ranks: bool = False
     """Some instance is a rank of a server that has several."""
+    kv_capacity_tokens: int = 0
+    """KV memory of the pool's ready instances, which its runs share, also of a view of some of them."""
     loaded_anywhere: frozenset[str] = frozenset()
     """Adapters that any instance serves, whether it lists them by now or not: their loads come with their requests."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
@@ -75,6 +77,7 @@ class ClusterView:
             roles=_roles(ready, instances),
             is_uniform=_is_uniform(instances.values()),
             has_ranks=any(spec.data_parallel_rank is not None for spec in instances.values()),
+            kv_capacity_tokens=sum(instances[name].kv_capacity_tokens for name in ready),
             loaded_anywhere=loaded_anywhere,
             _former_groups=_groups_of(previous),
         )

@@ -181,7 +181,7 @@ class RequestDriver:
     # runs --------------------------------------------------------------------------------------------------------
     def _admit(self, effect: AwaitTurn) -> Event | None:
         turn = effect.turn
-        (status,) = self._pool.admit((turn,))
+        (status,) = self._pool.admit((turn,), self._fleet.view.kv_capacity_tokens)
         if status is TurnStatus.GOES:
             return TurnGoes()
         if status is TurnStatus.REFUSED:
@@ -192,7 +192,7 @@ class RequestDriver:
     def repeat_parked(self) -> None:
         """Look turns up that wait for memory."""
         turns = tuple(self._parked.values())
-        statuses = self._pool.admit(turns) if turns else ()
+        statuses = self._pool.admit(turns, self._fleet.view.kv_capacity_tokens) if turns else ()
         self._pool.gone += [
             turn.turn_id for turn, status in zip(turns, statuses, strict=True) if status is TurnStatus.GOES
         ]

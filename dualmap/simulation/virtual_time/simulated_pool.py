@@ -97,12 +97,8 @@ class SimulatedPool:
         queues = [at_once(self.store.queues.queue(name, MANY_REQUESTS)) for name in waiting]
         return [request for queue in queues if queue is not None for request in queue.held]
 
-    def admit(self, turns: Sequence[Turn]) -> Sequence[TurnStatus]:
+    def admit(self, turns: Sequence[Turn], capacity_tokens: int) -> Sequence[TurnStatus]:
         """Enter turns in the ledger of runs, or look them up there."""
-        members = self.members
-        capacity_tokens = sum(
-            spec.kv_capacity_tokens for spec in members.instances.values() if spec.state is InstanceState.READY
-        )
         return at_once(self.store.runs.admit(turns, capacity_tokens))
 
     def release(self, release: Release) -> QueueHead | None:

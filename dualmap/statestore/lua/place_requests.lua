@@ -3,9 +3,9 @@
 -- caller asks for does not hold. A request that may be served in two ways has two options: the least of each is found,
 -- and these are compared.
 -- ARGV  1 clock, 2 the different options, as a JSON array; then 6 for each request: placement as JSON
---       (statestore/pool/placing.py); chain, packed; what its replica tells of it, as JSON; the head of the chain for
---       the arrival log, packed; its draws, packed (BudgetGroup.packed), or ''; of its tenant's share the weight,
---       instances and name, packed, or ''
+--       (statestore/pool/placing.py), with the turn that it is where runs wait for memory; chain, packed; what its
+--       replica tells of it, as JSON; the head of the chain for the arrival log, packed; its draws, packed
+--       (BudgetGroup.packed), or ''; of its tenant's share the weight, instances and name, packed, or ''
 -- Reply for each {status, instance id or '', next best or '', uncached tokens, enqueued ms, epoch, tree version, now
 --       ms, queue or nil, leg, expected TTFT in seconds, requests that ran there and their context tokens, budgets
 --       (weigh_draws) or nil, of a tenant with a share its level, the work that it sent and its share, packed, or nil,
@@ -27,6 +27,7 @@ local queue_log = require('shared.queue_log')
 local records = require('records')
 local requests = require('shared.requests')
 local rules = require('rules')
+local runs = require('shared.runs')
 local shares = require('shared.shares')
 local tiers = require('shared.tiers')
 local usage = require('shared.usage')
@@ -253,6 +254,24 @@ local function goes_at_once(instance, tokens, rank_ms, band)
     or placement.defers and instances.is_calm(instance, tokens, rank_ms, now_ms))
 end
 
+-- Draws what was weighed, in place of what the try before drew: in one step, so that no other request gets between.
+local function draw()
+  if drawn then
+    if drawn_before then
+      budgets.take_draws(drawn_before, drawn_ms, now_ms)
+    end
+    budgets.draw()
+  end
+end
+
+-- Leases its replica for a first time, where it has no lease.
+local function lease()
+  if not leased[placement.told.replica_id] then
+    leased[placement.told.replica_id] = true
+    leases.lease_first(placement.told.replica_id, now_ms)
+  end
+end
+
 -- Stores and counts the request, whose first blocks are resident already, and tells the leader of it.
 local function enter_chosen(request, resident, told, head)
   local instance, key = best.instance, keys.request .. request.id
@@ -266,12 +285,7 @@ local function enter_chosen(request, resident, told, head)
   if kept then
     call('ZREM', keys.passed_on, request.id)
   end
-  if drawn then
-    if drawn_before then -- in the same step, so that no other request gets between
-      budgets.take_draws(drawn_before, drawn_ms, now_ms)
-    end
-    budgets.draw()
-  end
+  draw()
   requests.enter(instance, request, request.enqueued_ms + placement.rank_ms + request.band * terms.band_ms
     + request.deferred * terms.deferred_ms, now_ms)
   if best.load.pull then
@@ -293,10 +307,7 @@ local function enter_chosen(request, resident, told, head)
     end
   end
   instances.write(instance)
-  if not leased[placement.told.replica_id] then
-    leased[placement.told.replica_id] = true
-    leases.lease_first(placement.told.replica_id, now_ms)
-  end
+  lease()
   for _, offer in ipairs(placement.rebalances and best.missed and { best, second } or {}) do
     if offer.missed then
       call('ZADD', keys.rebalance_wanted, 'NX', now_ms, offer.instance.id)
@@ -304,10 +315,18 @@ local function enter_chosen(request, resident, told, head)
   end
 end
 
+-- Enters the turn that the request is in the ledger of runs, and returns whether it goes.
+local function enter_turn(turn)
+  local status = runs.enter(turn, chain, placement.memory_tokens, now_ms)
+  runs.let_go(now_ms)
+  return status == runs.GOES or runs.goes(turn) == runs.GOES
+end
+
 local function place_one(told, head)
   local former = requests.read(placement.request_id, 'told')
+  -- The record of a try that is over, or of a turn that waited for memory.
   kept = former and former.instance_id == '' and former.told.replica_id == placement.told.replica_id
-    and former.told.attempt < placement.told.attempt -- the record of a try that is over
+    and (former.told.attempt < placement.told.attempt or former.state == 'held')
   if former and not kept then
     return reply_again(former)
   end
@@ -326,6 +345,14 @@ local function place_one(told, head)
       end
       return reply('limited')
     end
+  end
+  if placement.turn and not enter_turn(placement.turn) then
+    if placement.told.account ~= '' then -- it counts for its tenant while it waits, on no instance
+      draw()
+      requests.enter_nowhere(placement.request_id, 'held', told, now_ms)
+      lease()
+    end
+    return reply('parked')
   end
   local band, within, sender, name, weight, stood = placement.band or 0, false, nil, nil, 0, nil
   if placement.share ~= '' then
@@ -394,6 +421,9 @@ local function read_books_for(placements)
     if each.share ~= '' then
       books.add_tenant(names, sub(each.share, 17))
     end
+    if each.turn and each.turn.share then
+      books.add_tenant(names, each.turn.share[1])
+    end
   end
   books.read_books(names, now_ms)
 end
@@ -426,6 +456,7 @@ local function place_requests(at_ms)
   local is_done, failure = pcall(place_all, placements)
   write_books(now_ms) -- in any case: the requests before one that failed are placed
   usage.write_usage(now_ms)
+  runs.write_runs()
   if not is_done then
     error(failure, 0)
   end

@@ -6,11 +6,10 @@
 local books = require('shared.books')
 local budgets = require('shared.budgets')
 local leases = require('shared.leases')
-local records = require('records')
 local requests = require('shared.requests')
 local usage = require('shared.usage')
 local write_books = require('shared.book_end')
-local decode, call = cjson.decode, redis.call
+local decode = cjson.decode
 
 local function register_request(now_ms)
   local id, draws, told = ARGV[2], ARGV[3], decode(ARGV[5])
@@ -37,14 +36,7 @@ local function register_request(now_ms)
     budgets.draw()
     write_books(now_ms)
   end
-  local request = {
-    id = id, instance_id = '', leg = 'whole', state = 'dispatched', uncached_tokens = 0, enqueued_ms = now_ms,
-    dispatched_ms = now_ms, prefilled_ms = 0, alternative_id = '', alternative_uncached_tokens = 0, deferred = 0,
-    band = 0,
-    load_ms = 0,
-  }
-  call('HSET', keys.request .. id, 'placed', records.placed_text(request), 'told', ARGV[5])
-  call('ZADD', keys.passed_on, now_ms, id)
+  requests.enter_nowhere(id, 'dispatched', ARGV[5], now_ms)
   leases.lease_first(told.replica_id, now_ms)
   return { 'dispatched', drawn }
 end

@@ -6,7 +6,8 @@
 --       is presumed, or none came; what it gives back of its draws, where it is over, packed (BudgetGroup.packed), or
 --       '' for all of them; what it is metered by, where it is over for good, 'kept' where only its try is, whose draws
 --       stand unless they are given back in full, or ''; its counts, packed, or ''; the turn of a run that is over with
---       it, as the tokens of its answer, its prefill and decode times in ms and its key, or ''
+--       it, as the tokens of its answer, its prefill and decode times in ms, 1 where an instance had it or 0, and its
+--       key, or ''
 -- Reply for each the queue of its instance (queue_head), nil where that has no room, is empty or comes with a later
 --       one; 0 if nothing was done: it is unknown, elsewhere, of another replica or newer, past this, or the lease is
 --       another one
@@ -126,8 +127,8 @@ end
 
 local function end_turn(turn, replica_id, instance_id)
   if lease == '' or call('HGET', keys.replicas, replica_id) == lease then
-    local output_tokens, prefill_ms, decode_ms, key = match(turn, '^(%d+) (%d+) (%d+) (.+)$')
-    runs.finish(key, output_tokens + 0, prefill_ms + 0, decode_ms + 0, instance_id, now_ms)
+    local output_tokens, prefill_ms, decode_ms, was_sent, key = match(turn, '^(%d+) (%d+) (%d+) ([01]) (.+)$')
+    runs.finish(key, output_tokens + 0, prefill_ms + 0, decode_ms + 0, was_sent == '1', instance_id, now_ms)
   end
 end
 
@@ -154,7 +155,6 @@ local function release_requests(at_ms)
   now_ms, lease, last, replies = at_ms, ARGV[2], {}, {}
   local is_done, failure = pcall(release_all)
   write_books(now_ms) -- in any case: the releases before one that failed are made
-  runs.tell({})
   runs.write_runs()
   usage.write_usage(now_ms)
   for id, place in pairs(last) do

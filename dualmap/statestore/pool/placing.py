@@ -29,6 +29,7 @@ from dualmap.scheduling.tenants.shares import Share, Standing
 from dualmap.statestore.pool.calls import Argument, Calls
 from dualmap.statestore.pool.codec import queue_head_from
 from dualmap.statestore.pool.readable import UNREADABLE, count_from, unreadable
+from dualmap.statestore.pool.runs import turn_json
 from dualmap.statestore.records import EMPTY_LOADED, HASH_BYTES, NO_WAITS, ReportedLoads, pack_chain, reported_of
 
 MAX_PLACEMENTS = 16
@@ -92,6 +93,8 @@ def _placement_json(placement: Placement, options: dict[bytes, int], texts: Opti
         known += b'"hot_tokens":%d,' % placement.hot_tokens
     if placement.adapter_share != 1.0:
         known += b'"adapter_share":%.6g,' % placement.adapter_share
+    if placement.turn is not None:
+        known += b'"turn":%b,"memory_tokens":%d,' % (turn_json(placement.turn), placement.memory_tokens)
     if (draws := placement.draws) is not None:
         if draws.group.is_divided:
             known += b'"divisions":%b,' % draws.group.divisions

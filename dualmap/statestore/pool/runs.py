@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import orjson
+from xxhash import xxh3_64_hexdigest
 
 from dualmap.scheduling.prompts.chain import SAMPLE_TOKENS
 from dualmap.scheduling.runs.turn import AgentRecord, RunRecord, Turn
@@ -15,7 +16,6 @@ from dualmap.statestore.call_values import RunMemory
 from dualmap.statestore.pool.calls import Argument
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import pairs_from
-from dualmap.statestore.pool.placing import packed_share
 from dualmap.statestore.pool.readable import checks_replies, count_from
 from dualmap.statestore.records import pack_chain
 
@@ -60,8 +60,7 @@ class Runs(Changes):
         for first in range(0, len(turns), MAX_TURNS):
             words: list[Argument] = [capacity_tokens]
             for turn in turns[first : first + MAX_TURNS]:
-                share = b"" if turn.share is None else packed_share(turn.share)
-                words += (orjson.dumps(_about(turn)), pack_chain(turn.chain.hashes), share)
+                words += (turn_json(turn), pack_chain(turn.chain.hashes))
             found += map(TurnStatus, await self._run("admit_turns", *words))
         return found
 
@@ -97,20 +96,27 @@ def run_memory_from(figures: Mapping[bytes, bytes]) -> RunMemory:
     return RunMemory(*map(count_from, counts))
 
 
-def _about(turn: Turn) -> dict[str, Any]:
-    name, chain = turn.name, turn.chain
-    return {
+def turn_json(turn: Turn) -> bytes:
+    """The turn as scripts take it, without its chain."""
+    name, chain, share = turn.name, turn.chain, turn.share
+    about = {
         "id": turn.turn_id,
         "replica_id": turn.replica_id,
         "run": name.run,
         "branch": name.branch or name.run,
         "parent": name.parent,
         "tenant": turn.tenant,
-        "tokens": chain.prompt_tokens,
+        "scope": xxh3_64_hexdigest(turn.tenant.encode()) if turn.tenant else "",
+        "prompt": f"{chain.hashes[-1] if chain.tail_hash is None else chain.tail_hash:016x}",
+        "tokens": turn.stored_tokens + chain.prompt_tokens,
+        "stored_tokens": turn.stored_tokens,
         "waits_ms": round(turn.waits_s * 1000),
         "stride": SAMPLE_TOKENS // chain.block_tokens or 1,
         "block_tokens": chain.block_tokens,
     }
+    if share is not None:
+        about["share"] = (share.name, share.weight, share.instances)
+    return orjson.dumps(about)
 
 
 def _run_from(name: str, fields: dict[bytes, bytes]) -> RunRecord:

@@ -27,7 +27,7 @@ from dualmap.runtime.extras import package_version
 from dualmap.statestore.errors import StoreSchemaError
 from dualmap.statestore.pool.readable import count_from, is_readable
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Number of the schema that this version writes."""
 OLDEST_BESIDE: Final = 2
 """The oldest schema whose processes may run beside this version."""

@@ -26,6 +26,7 @@ from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import KEPT, used_by
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import RunName, Turn
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -197,6 +198,14 @@ async def test_without_the_store_a_replica_goes_on_from_its_last_view(replica: R
     assert (seen.epoch, seen.loads["a"].pending_tokens, seen.loads["b"].pending_tokens) == (known.epoch, 400, 0)
     assert (held.status, sent.status) == (PlaceStatus.HELD, PlaceStatus.DISPATCHED)
     assert await replica.pool.membership() == known
+
+
+async def test_without_the_store_every_turn_of_a_run_goes(replica: Replica, server: EmbeddedValkey) -> None:
+    turns = [Turn(name, "one", RunName(name), CHAIN, 5.0) for name in ("before", "during")]
+    assert (await replica.place("before", turn=turns[0], memory_tokens=1)).status is PlaceStatus.DISPATCHED
+    stop(server)
+
+    assert (await replica.place("during", "b", turn=turns[1], memory_tokens=1)).status is PlaceStatus.DISPATCHED
 
 
 async def test_what_a_replica_decided_on_alone_is_freed_once_the_store_is_back(

@@ -124,6 +124,21 @@ async def test_a_request_between_two_tries_is_kept(pool: PoolStore) -> None:
     await assert_sums_hold(pool)
 
 
+@pytest.mark.parametrize("state", [RequestState.DISPATCHED, RequestState.HELD])
+async def test_a_request_that_the_store_has_as_parked_is_entered_where_it_is_now(
+    pool: PoolStore, state: RequestState
+) -> None:
+    placed = await pool_with(pool, "r1", "r2", "r3", account="acme ci - m")
+    mine = next(each for each in placed if each.state is state)
+    await finish(pool, mine.request_id, replica_id="one", attempt=1)
+    await pool.adopt([replace(mine, instance_id="", state=RequestState.HELD)])
+
+    await recover(pool, *placed)
+
+    assert (await record(pool, mine.request_id)).instance_id == mine.instance_id
+    await assert_sums_hold(pool)
+
+
 async def test_a_try_that_is_being_made_stays(pool: PoolStore) -> None:
     (live,) = await pool_with(pool, "r1", account="acme ci - m", attempt=2)
 

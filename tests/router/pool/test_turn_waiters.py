@@ -37,8 +37,7 @@ class Ledger:
 
 
 def waiters(ledger: Any) -> TurnWaiters:
-    members = {"a": SimpleNamespace(kv_capacity_tokens=300), "b": SimpleNamespace(kv_capacity_tokens=400)}
-    view: Any = SimpleNamespace(instances={**members, "down": SimpleNamespace(kv_capacity_tokens=9)}, ready=("a", "b"))
+    view: Any = SimpleNamespace(kv_capacity_tokens=700)
     loop = asyncio.get_running_loop()
     metrics = RouterMetrics(["default"]).pools["default"]
     return TurnWaiters(ledger, lambda: view, metrics, clock=RealClock(), call_later=loop.call_later)

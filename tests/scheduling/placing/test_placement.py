@@ -173,6 +173,17 @@ def test_the_store_is_asked_for_the_pair_by_the_policys_weights(
     ]
 
 
+@pytest.mark.parametrize("was_admitted", [False, True])
+def test_a_request_that_its_budgets_have_let_in_draws_whatever_is_left_of_them(
+    search: Build, fleet: HandFleet, was_admitted: bool
+) -> None:
+    fleet.answers = [answer(S.DISPATCHED)]
+
+    drive_now(search(fleet, was_admitted=was_admitted).run(), fleet)
+
+    assert [each.must_draw for each in fleet.placements] == [was_admitted]
+
+
 @pytest.mark.parametrize(("hot", "hot_tokens"), [({}, 0), ({1: 1}, 0), ({1: 1, 2: 2}, 200)])
 def test_the_store_is_told_of_a_hot_prefix(
     search: Build, view: Callable[..., ClusterView], hot: dict[int, int], hot_tokens: int

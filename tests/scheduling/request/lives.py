@@ -149,6 +149,11 @@ class Life:
         reply = PlaceReply(status, Observation(1, 1, {}), Chosen(instance_id, "b", leg, 48, 0.4, loads=loads), 1234)
         return Placed(reply, ("a", "b"), Decision(instance_id, 0, 48, 1.5, Reason.COST, "b", 48))
 
+    def park(self) -> None:
+        """Arrive as a turn whose run waits for memory."""
+        self.on(Arrived())
+        self.on(NotPlaced(SearchFailed(parked=True)))
+
     def reserve(self, instance_id: str = "a", *, leg: Leg = Leg.WHOLE) -> None:
         self.on(
             Reserved(
@@ -194,8 +199,10 @@ def in_phase(phase: Phase) -> Life:
         case Phase.ADMITTING:
             suspect(life)
             life.on(Arrived())
-        case Phase.PLACING | Phase.PARKED:
+        case Phase.PLACING:
             life.on(Arrived())
+        case Phase.PARKED:
+            life.park()
         case Phase.AWAITING:
             life.on(Arrived())
             life.on(NotPlaced(SearchFailed()))

@@ -71,7 +71,7 @@ from dualmap.scheduling.state.adapter_wait import AdapterWait
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec, InstanceState
 from dualmap.scheduling.state.legs import Leg, decode_leg_id
 from dualmap.scheduling.state.request import RequestState
-from dualmap.scheduling.tenants.budgets import Drawn
+from dualmap.scheduling.tenants.budgets import Draw, Drawn, Draws, Limit, Measure, Period, budgets_of
 from tests.scheduling.request.lives import CHAIN, CLOSED, Life, course_of, in_phase, member
 
 REFUSED = InstanceFailure(FailureKind.CONNECT)
@@ -120,7 +120,7 @@ def test_a_request_that_is_cancelled_in_any_phase_is_closed_and_releases_what_ma
     assert (("x", 1) in life.released) is reserved
     if phase is Phase.PARKED:
         (post,) = [effect for effect in life.effects if isinstance(effect, Post)]
-        assert post == Post(Release("x", replica_id="r", turn=TurnEnd("x", "r")), last=True)
+        assert post == Post(Release("x", replica_id="r", turn=TurnEnd("x", "r", was_sent=False)), last=True)
         return
     lasts = [effect.last for effect in life.effects if isinstance(effect, Post)]
     assert lasts == ([] if not reserved else [*[False] * (len(lasts) - 1), True]), "the last release is the last"
@@ -457,6 +457,7 @@ def test_a_failed_try_is_released_before_the_next_search_which_excludes_its_inst
     reserve = life.one(Reserve)
     assert isinstance(reserve, Reserve)
     assert (reserve.search.query.excluded, reserve.search.request.attempt) == (frozenset("a"), 2)
+    assert reserve.search.was_admitted, "its budgets let the try before in"
     life.reserve("b")
     assert life.machine.tries == 2
     assert life.machine.expected_ttft_s is None, "no estimate includes the time lost before"
@@ -1061,9 +1062,14 @@ NAME = RunName("run", "agent")
 def test_a_turn_waits_until_its_run_may_use_memory_and_its_last_release_ends_it() -> None:
     life = Life(admit_runs=True, run=NAME)
     life.on(Arrived())
+    first = life.one(Reserve)
+    assert isinstance(first, Reserve) and first.search.turn == Turn("x", "r", NAME, CHAIN, 4.0)
+    life.on(NotPlaced(SearchFailed(parked=True)))
     assert life.effects == (AwaitTurn(Turn("x", "r", NAME, CHAIN, 4.0), 60.0),)
 
     life.on(TurnGoes(), after_s=50.0)
+    again = life.one(Reserve)
+    assert isinstance(again, Reserve) and again.search.turn is None, "it is known to go"
     life.reserve()
     life.on(Sent())
     life.on(FirstToken(), after_s=2.0)
@@ -1076,9 +1082,19 @@ def test_a_turn_waits_until_its_run_may_use_memory_and_its_last_release_ends_it(
     assert (last.request_id, last.attempt, last.turn) == ("x", 1, TurnEnd("x", "r", 9, 2000, 3000))
 
 
+@pytest.mark.parametrize(("slo_s", "waits_s"), [(5.0, 4.0), (1.0, 0.8), (3600.0, 4.0)])
+def test_a_slo_of_a_client_lets_its_turns_be_late_sooner_but_not_later(slo_s: float, waits_s: float) -> None:
+    life = Life(admit_runs=True, slo_s=slo_s)
+    life.on(Arrived())
+
+    reserve = life.one(Reserve)
+    assert isinstance(reserve, Reserve) and reserve.search.turn is not None
+    assert reserve.search.turn.waits_s == waits_s
+
+
 def test_the_hold_of_a_turn_begins_when_it_goes() -> None:
     life = Life(admit_runs=True)
-    life.on(Arrived())
+    life.park()
     life.on(TurnGoes(), after_s=50.0)
 
     life.on(Reserved(course_of(life.placed(held=True)), None))
@@ -1088,10 +1104,20 @@ def test_the_hold_of_a_turn_begins_when_it_goes() -> None:
     assert hold.within_s == 60.0
 
 
+def test_the_end_of_a_turn_says_whether_an_instance_had_it() -> None:
+    life = Life(admit_runs=True)
+    life.on(Arrived())
+    life.on(Reserved(course_of(life.placed(held=True)), None))
+
+    life.on(Ended(Outcome.CLIENT_GONE))
+
+    (last,) = [effect.release for effect in life.effects if isinstance(effect, Post) and effect.last]
+    assert last.turn == TurnEnd("x", "r", was_sent=False)
+
+
 def test_a_turn_keeps_its_name_in_the_ledger_when_its_request_is_renamed_or_tried_again() -> None:
     life = Life(admit_runs=True)
     life.on(Arrived())
-    life.on(TurnGoes())
     life.on(NotPlaced(SearchFailed(duplicate=True)))
     life.on(Renamed("y"))
     life.reserve()
@@ -1109,12 +1135,48 @@ def test_a_turn_keeps_its_name_in_the_ledger_when_its_request_is_renamed_or_trie
 
 def test_a_turn_that_waited_for_too_long_is_refused_and_ends() -> None:
     life = Life(admit_runs=True)
-    life.on(Arrived())
+    life.park()
 
     life.on(TurnedAway(Refusal.HELD_TOO_LONG), after_s=60.0)
 
     assert life.names == ["Post", "Close", "Refuse"]
     assert life.machine.outcome is Outcome.TIMED_OUT
+
+
+def parked_turn_of_a_tenant() -> Life:
+    draws = Draws.of(*[Draw(each, 1) for each in budgets_of("acme", [Limit(Measure.REQUESTS, Period.IN_FLIGHT, 1)])])
+    life = Life(admit_runs=True, account=ACCOUNT, draws=draws)
+    life.park()
+    return life
+
+
+@pytest.mark.parametrize("goes", [False, True], ids=["while it is parked", "before it is placed"])
+def test_a_parked_turn_of_a_tenant_is_released_and_gives_back_what_it_drew(goes: bool) -> None:
+    life = parked_turn_of_a_tenant()
+    if goes:
+        life.on(TurnGoes(), after_s=50.0)
+    (kept,) = stored_requests(life.machine, 1000, life.now_s)
+    assert (kept.instance_id, kept.state, kept.attempt, kept.drawn) == ("", "held", 1, "acme/requests/in_flight 1")
+
+    life.on(NotPlaced(SearchFailed()) if goes else Ended(Outcome.CLIENT_GONE))
+
+    (last,) = [effect.release for effect in life.effects if isinstance(effect, Post) and effect.last]
+    assert last.turn == TurnEnd("x", "r", was_sent=False)
+    assert last.used
+    assert last.returned is not None and last.returned.costs == (1,)
+    assert stored_requests(life.machine, 1000, life.now_s) == ()
+
+
+def test_a_turn_that_goes_after_it_was_parked_was_admitted_by_its_budgets() -> None:
+    life = Life(admit_runs=True, account=ACCOUNT)
+    life.on(Arrived())
+    first = life.one(Reserve)
+    life.on(NotPlaced(SearchFailed(parked=True)))
+    life.on(TurnGoes(), after_s=50.0)
+
+    again = life.one(Reserve)
+    assert isinstance(first, Reserve) and isinstance(again, Reserve)
+    assert (first.search.was_admitted, again.search.was_admitted) == (False, True)
 
 
 def test_without_admission_of_runs_no_turn_is_entered() -> None:

@@ -37,6 +37,7 @@ def test_only_ready_instances_that_prefill_are_scheduled() -> None:
     )
 
     assert built.ready == built.rings.members == ("mixed", "prefill")
+    assert built.kv_capacity_tokens == 2 * spec("mixed").kv_capacity_tokens
     assert len(built.instances) == 7
 
 

@@ -27,6 +27,17 @@ local function write_placed(request)
   call('HSET', keys.request .. request.id, 'placed', placed_text(request))
 end
 
+-- Enters a request that counts on no instance, in a state.
+local function enter_nowhere(id, state, told, now_ms)
+  local request = {
+    instance_id = '', leg = 'whole', state = state, uncached_tokens = 0, enqueued_ms = now_ms,
+    dispatched_ms = state == 'held' and 0 or now_ms, prefilled_ms = 0, alternative_id = '',
+    alternative_uncached_tokens = 0, deferred = 0, band = 0, load_ms = 0,
+  }
+  call('HSET', keys.request .. id, 'placed', placed_text(request), 'told', told)
+  call('ZADD', keys.passed_on, now_ms, id)
+end
+
 -- How a held request is listed: what a plan has to know of it, in one text.
 local function listed_as(request)
   return request.id .. ' ' .. request.uncached_tokens
@@ -69,5 +80,6 @@ return {
   read = read,
   write_placed = write_placed,
   enter = enter,
+  enter_nowhere = enter_nowhere,
   leave = leave,
 }

@@ -5,9 +5,11 @@
 -- its tokens, the tokens that it shares, when it was seen, and its turns in flight, and for each turn that waits
 -- 'waits:KEY', which is since when. A turn is a text in one hash: its state ('goes', 'waits', or 'first', where nothing
 -- names its run yet), run, branch, tokens of its prompt, tokens that it shares, and of its last full block the depth
--- and the hash, and the sample that it is found by.
+-- (0 where its prompt continues what an instance has stored) and the hash, and the field that its context is found by.
+local books = require('shared.books')
 local prefix_index = require('shared.prefix_index')
 local rules = require('rules')
+local shares = require('shared.shares')
 local ipairs, next, pairs, tonumber, unpack = ipairs, next, pairs, tonumber, unpack
 local call, find, floor, format, gsub = redis.call, string.find, math.floor, string.format, string.gsub
 local match, max, min, sort, sub = string.match, math.max, math.min, table.sort, string.sub
@@ -19,12 +21,14 @@ local FIGURES = { 'used_tokens', 'capacity_tokens', 'ended_runs', 'mean_service'
   'on_time_ms' }
 local WAITS, GOES, REFUSED = 0, 1, 2 -- what becomes of a turn that arrives
 local MOST_AT_ONCE = 64 -- runs that one call lets go, or has give way
+local MOST_LOOKED_AT = 4 -- runs that a turn looks at, where there are too many
 
--- Of the call: the figures of all runs, the runs that were read, by name, and the turns that go now, by key.
-local ledger, known, gone
+-- Of the call: the figures of all runs, the runs that were read, by name, the turns that go now, by key, and those that
+-- were entered, whose replicas see from the reply whether they go.
+local ledger, known, gone, entered
 
 local function begin()
-  ledger, known, gone = nil, {}, {}
+  ledger, known, gone, entered = nil, {}, {}, {}
 end
 
 local function figures()
@@ -38,7 +42,8 @@ local function figures()
 end
 
 local function new_run(name)
-  local run = { name = name, tenant = '', parent = '', home = '', branches = {}, waiting = {} }
+  -- kept: what the store has of it, by field
+  local run = { name = name, tenant = '', parent = '', home = '', branches = {}, waiting = {}, kept = {} }
   for _, field in ipairs(NUMBERS) do
     run[field] = 0
   end
@@ -54,17 +59,22 @@ local function read(name)
     local run = flat[1] and new_run(name)
     for place = 1, #flat, 2 do
       local field, text = flat[place], flat[place + 1]
-      local kind, named = match(field, '^(%a+):(.+)$')
+      local kind, named
+      if find(field, ':', 1, true) then
+        kind, named = match(field, '^(%a+):(.+)$')
+      end
       if kind == 'branch' then
         local tokens, shared, seen_ms, busy = match(text, '^(%d+) (%d+) (%d+) (%d+)$')
         run.branches[named] = { tokens = tonumber(tokens or 0), shared = tonumber(shared or 0),
           seen_ms = tonumber(seen_ms or 0), busy = tonumber(busy or 0) }
+        run.kept[field] = text
       elseif kind == 'waits' then
         run.waiting[named] = tonumber(text) or 0
       elseif TEXTS[field] then
-        run[field] = text
+        run[field], run.kept[field] = text, text
       elseif run[field] then
         run[field] = tonumber(text) or 0
+        run.kept[field] = run[field]
       end
     end
   end
@@ -72,18 +82,27 @@ local function read(name)
 end
 
 local function write(run)
-  local flat = {}
+  local flat, kept = {}, run.kept
   for field in pairs(TEXTS) do
-    flat[#flat + 1], flat[#flat + 2] = field, run[field]
+    if kept[field] ~= run[field] then
+      flat[#flat + 1], flat[#flat + 2] = field, run[field]
+    end
   end
   for _, field in ipairs(NUMBERS) do
-    flat[#flat + 1], flat[#flat + 2] = field, format('%.17g', run[field])
+    if kept[field] ~= run[field] then
+      flat[#flat + 1], flat[#flat + 2] = field, format('%.17g', run[field])
+    end
   end
   for name, branch in pairs(run.branches) do
-    flat[#flat + 1] = 'branch:' .. name
-    flat[#flat + 1] = format('%d %d %d %d', branch.tokens, branch.shared, branch.seen_ms, branch.busy)
+    local field = 'branch:' .. name
+    local text = format('%d %d %d %d', branch.tokens, branch.shared, branch.seen_ms, branch.busy)
+    if kept[field] ~= text then
+      flat[#flat + 1], flat[#flat + 2] = field, text
+    end
   end
-  call('HSET', keys.run .. run.name, unpack(flat))
+  if flat[1] then
+    call('HSET', keys.run .. run.name, unpack(flat))
+  end
   if run.active == 1 and run.busy == 0 then
     call('ZADD', keys.runs_silent, run.seen_ms, run.name)
   else
@@ -91,7 +110,7 @@ local function write(run)
   end
 end
 
--- Writes what the call changed.
+-- Writes what the call changed, and tells replicas of their turns that go now.
 local function write_runs()
   for _, run in pairs(known) do
     if run then
@@ -104,6 +123,12 @@ local function write_runs()
       flat[#flat + 1], flat[#flat + 2] = name, format('%.17g', ledger[name])
     end
     call('HSET', keys.runs, unpack(flat))
+  end
+  for key in pairs(gone) do
+    if not entered[key] then
+      local replica_id, turn_id = match(key, '^(%S+) (.+)$')
+      call('PUBLISH', keys.turns .. replica_id, turn_id)
+    end
   end
 end
 
@@ -147,9 +172,11 @@ local function list(run, now_ms)
     since_ms = min(since_ms, each_ms)
   end
   call('ZADD', keys.runs_waiting, rules.waiting_since(since_ms, run.level), run.name)
-  call('ZREM', keys.runs_late, run.name)
   local late = run.latest_ms < now_ms
-  if not late then
+  call('ZREM', late and keys.runs_on_time or keys.runs_late, run.name)
+  if late then
+    call('ZREM', keys.runs_latest, run.name)
+  else
     call('ZADD', keys.runs_latest, run.latest_ms, run.name)
   end
   call('ZADD', late and keys.runs_late or keys.runs_on_time,
@@ -294,16 +321,22 @@ local function forget(run)
   known[run.name] = false
 end
 
--- Forgets the run that was silent for longest, where there are too many, or it was for too long.
+-- Forgets the run that was silent for longest, where there are too many, or it was for too long. One of too many that
+-- has a turn in flight, or waiting, is seen: those behind it are looked at.
 local function forget_oldest(now_ms)
-  local oldest = call('ZRANGE', keys.runs_seen, 0, 0, 'WITHSCORES')
-  local is_over = oldest[1] and tonumber(oldest[2]) < now_ms - terms.forget_run_ms
-  if is_over or call('ZCARD', keys.runs_seen) > terms.max_runs then
+  for _ = 1, MOST_LOOKED_AT do
+    local oldest = call('ZRANGE', keys.runs_seen, 0, 0, 'WITHSCORES')
+    local is_over = oldest[1] and tonumber(oldest[2]) < now_ms - terms.forget_run_ms
+    if not is_over and call('ZCARD', keys.runs_seen) <= terms.max_runs then
+      return
+    end
     local run = read(oldest[1])
     if not run then
       call('ZREM', keys.runs_seen, oldest[1])
     elseif is_over or (run.busy == 0 and not next(run.waiting)) then
       forget(run)
+    else
+      call('ZADD', keys.runs_seen, now_ms, oldest[1])
     end
   end
 end
@@ -328,23 +361,53 @@ local function samples_of(chain, stride)
   return samples, depths
 end
 
--- The context that a prompt continues: the deepest that is known and that all of its full blocks begin with.
-local function context_of(turn, chain, samples)
-  local newer = call('HMGET', keys.contexts_new, unpack(samples))
-  local older = call('HMGET', keys.contexts_old, unpack(samples))
-  for place = #samples, 1, -1 do
+-- The fields under which a tenant's contexts are found, by samples: no prompt continues the context of another tenant.
+local function fields_of(samples, scope)
+  if scope == '' then
+    return samples
+  end
+  local fields = {}
+  for place, sample in ipairs(samples) do
+    fields[place] = sample .. scope
+  end
+  return fields
+end
+
+-- The field that stands where prompts of several runs end in a block: their contexts do not show whose a prompt is that
+-- begins with it, such as with a system prompt that all have and that a short question follows.
+local function common_field(hash, field)
+  return 'common ' .. hash .. sub(field, 9) -- behind the sample stands the scope
+end
+
+local function is_common(hash, field)
+  local common = common_field(hash, field)
+  return call('HGET', keys.contexts_new, common) or call('HGET', keys.contexts_old, common)
+end
+
+-- The context that a prompt continues: the deepest that is known, that all of its full blocks begin with, and that is
+-- one run's alone.
+local function context_of(turn, chain, fields)
+  local newer = call('HMGET', keys.contexts_new, unpack(fields))
+  local older = call('HMGET', keys.contexts_old, unpack(fields))
+  for place = #fields, 1, -1 do
     local text = newer[place] or older[place]
     local depth, tokens, output, shared, run, branch, hash = match(text or '',
       '^(%d+) (%d+) (%d+) (%d+) (%S+) (%S+) (%x+)$')
     if depth and hash == hex(hash_at(chain, tonumber(depth)))
-      and rules.continues(turn.tokens, tonumber(tokens), tonumber(output)) then
+      and rules.continues(turn.tokens, tonumber(tokens), tonumber(output)) and not is_common(hash, fields[place]) then
       return { run = run, branch = branch, shared = tonumber(shared) }
     end
   end
 end
 
-local function keep_context(sample, text)
-  if call('HSET', keys.contexts_new, sample, text) > 0
+-- Keeps the context of a turn of a run that is over. One whose full blocks are also all of another run's is common.
+local function keep_context(field, run, blocks, hash, text)
+  local former = call('HGET', keys.contexts_new, field) or call('HGET', keys.contexts_old, field)
+  local depth, other, last = match(former or '', '^(%d+) %d+ %d+ %d+ (%S+) %S+ (%x+)$')
+  if depth == blocks and last == hash and other ~= run then
+    field, text = common_field(hash, field), ''
+  end
+  if call('HSET', keys.contexts_new, field, text) > 0
     and call('HLEN', keys.contexts_new) > terms.max_contexts then
     call('RENAME', keys.contexts_new, keys.contexts_old)
   end
@@ -371,21 +434,28 @@ local function drop_silent_branches(run, now_ms)
   end
 end
 
--- Whose turn it is: the run and the branch, and the context that it continues. A named run that is known stands as it
--- is; else content counts.
-local function named(turn, chain, samples)
-  local found = context_of(turn, chain, samples)
-  if turn.run ~= '' and (not found or found.run == turn.run or read(turn.run)) then
-    return turn.run, turn.branch, found and found.run == turn.run and found or nil
+-- Whose turn it is: the run and the branch, and the tokens that it shares with other runs. A named run that is known
+-- stands as it is; else content counts, unless the prompt is not the whole of it.
+local function named(turn, chain, samples, depths, fields)
+  local known_run = turn.run ~= '' and read(turn.run)
+  local known_branch = known_run and known_run.branches[turn.branch]
+  if known_branch then
+    return turn.run, turn.branch, known_branch.shared
+  end
+  local found = turn.stored_tokens == 0 and context_of(turn, chain, fields) or nil
+  local _, deepest = prefix_index.find_holder(samples)
+  local shared = deepest and min(turn.tokens, depths[deepest] * turn.block_tokens) or 0
+  if turn.run ~= '' and (not found or found.run == turn.run or known_run) then
+    return turn.run, turn.branch, found and found.run == turn.run and found.shared or shared
   elseif not found then
-    return nil, nil, nil
+    return nil, nil, shared
   end
   local run = read(found.run)
   local branch = run and run.branches[found.branch]
   if branch and branch.busy > 0 then -- a fork
-    return found.run, turn.branch ~= '' and turn.branch or hex(sub(chain, -8)), nil
+    return found.run, turn.branch ~= '' and turn.branch or hex(sub(chain, -8)), shared
   end
-  return found.run, found.branch, found
+  return found.run, found.branch, found.shared
 end
 
 local function number_of(entries)
@@ -409,23 +479,36 @@ local function repeated(key, former, turn, now_ms)
   return WAITS
 end
 
--- A turn has come; returns GOES where it goes at once. One that was reported before stays as it is.
-local function arrive(turn, chain, now_ms)
-  local key = turn.replica_id .. ' ' .. turn.id
+local function key_of(turn)
+  return turn.replica_id .. ' ' .. turn.id
+end
+
+-- The level of a turn's tenant by the work that it has sent, now. The call has read its book.
+local function level_of(turn)
+  if not turn.share then
+    return 0
+  end
+  local name, weight, instances = unpack(turn.share)
+  return (shares.level_of(books.kept.books[name], weight, instances))
+end
+
+-- Enters a turn that has come; returns GOES where it goes at once. One that was entered before stays as it is.
+local function enter(turn, chain, capacity_tokens, now_ms)
+  local key = key_of(turn)
+  entered[key], figures().capacity_tokens, turn.level = true, capacity_tokens, level_of(turn)
   local former = call('HGET', keys.run_turns, key)
   if former then
     return repeated(key, former, turn, now_ms)
   end
   forget_oldest(now_ms)
-  local blocks = #chain / 8
+  local blocks = turn.stored_tokens == 0 and #chain / 8 or 0
   local samples, depths = samples_of(chain, turn.stride)
-  local name, branch_name, found = named(turn, chain, samples)
-  local _, deepest = prefix_index.find_holder(samples)
-  local shared = found and found.shared or deepest and min(turn.tokens, depths[deepest] * turn.block_tokens) or 0
+  local fields = fields_of(samples, turn.scope)
+  local name, branch_name, shared = named(turn, chain, samples, depths, fields)
   local last = hex(sub(chain, -8))
-  local rest = format(' %d %d %d %s %s', turn.tokens, shared, blocks, last, hex(samples[#samples]))
+  local rest = format(' %d %d %d %s %s', turn.tokens, shared, blocks, last, hex(fields[#fields]))
   if not name then -- nothing names it: it counts from its second turn on
-    call('HSET', keys.run_turns, key, 'first ' .. last .. ' ' .. last .. rest)
+    call('HSET', keys.run_turns, key, 'first ' .. turn.prompt .. turn.scope .. ' ' .. turn.prompt .. rest)
     return GOES
   end
   local run = read(name)
@@ -461,20 +544,22 @@ local function arrive(turn, chain, now_ms)
   return gone[key] and GOES or WAITS
 end
 
--- A turn is over, however it went; instance_id is the one that it was on, or ''.
-local function finish(key, output_tokens, prefill_ms, decode_ms, instance_id, now_ms)
+-- A turn is over, however it went; was_sent says whether an instance had it, instance_id is the one that it was on, or
+-- ''. A run whose only turn in flight was refused has nothing in the memory for it, and gives its place up.
+local function finish(key, output_tokens, prefill_ms, decode_ms, was_sent, instance_id, now_ms)
   local text = call('HGET', keys.run_turns, key)
-  local state, name, branch_name, tokens, shared, blocks, last, sample = match(text or '',
+  local state, name, branch_name, tokens, shared, blocks, last, field = match(text or '',
     '^(%S+) (%S+) (%S+) (%d+) (%d+) (%d+) (%x+) (%x+)$')
   call('HDEL', keys.run_turns, key)
   if not state then
     return
   end
   figures()
-  if instance_id ~= '' and state ~= 'waits' then
-    keep_context(gsub(sample, '%x%x', function(byte)
+  if instance_id ~= '' and state ~= 'waits' and blocks ~= '0' then
+    keep_context(gsub(field, '%x%x', function(byte)
       return string.char(tonumber(byte, 16))
-    end), format('%d %d %d %d %s %s %s', blocks, tokens, output_tokens, shared, name, branch_name, last))
+    end), name, blocks, last, format('%d %d %d %d %s %s %s', blocks, tokens, output_tokens, shared, name, branch_name,
+      last))
   end
   local run = state ~= 'first' and read(name)
   if not run then
@@ -485,7 +570,9 @@ local function finish(key, output_tokens, prefill_ms, decode_ms, instance_id, no
     run.waiting[key] = nil
     call('HDEL', keys.run .. name, 'waits:' .. key)
     ledger.waiting_turns = ledger.waiting_turns - 1
-    if not next(run.waiting) then
+    if next(run.waiting) then
+      list(run, now_ms) -- it waits since a later time, where this was the first one
+    else
       unlist(run)
     end
   else
@@ -498,29 +585,21 @@ local function finish(key, output_tokens, prefill_ms, decode_ms, instance_id, no
       branch.seen_ms, branch.busy = now_ms, max(0, branch.busy - 1)
       set_tokens(run, branch, branch.tokens + output_tokens)
     end
+    if not was_sent and run.busy == 0 then
+      deactivate(run)
+    end
   end
   let_go(now_ms)
 end
 
--- Tells the replicas of turns that go now, but for those of this call.
-local function tell(replied)
-  for key in pairs(gone) do
-    if not replied[key] then
-      local replica_id, turn_id = match(key, '^(%S+) (.+)$')
-      call('PUBLISH', keys.turns .. replica_id, turn_id)
-    end
-  end
-end
-
 return {
+  GOES = GOES,
   begin = begin,
-  figures = figures,
-  arrive = arrive,
+  enter = enter,
   finish = finish,
   let_go = let_go,
-  tell = tell,
   write_runs = write_runs,
-  goes = function(key)
-    return gone[key] and GOES
+  goes = function(turn)
+    return gone[key_of(turn)] and GOES
   end,
 }

@@ -13,6 +13,8 @@ from dualmap.router.errors import (
 from dualmap.router.prompts.inference_request import response_id
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import Outcome, Usage
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.statestore.pool.stored_responses import StoredConversation
 from tests.router import tools
 from tests.router.requests.phases.fleets import REFUSED, loads
 
@@ -60,11 +62,39 @@ async def test_a_continued_response_counts_the_conversation_that_is_stored(start
         request.finish(Outcome.COMPLETED)
 
 
+class TestWhereRunsWaitForMemory:
+    @pytest.fixture
+    def scheduling(self) -> SchedulingSettings:
+        return SchedulingSettings(policy="dualmap-least-cost", block_tokens=16, admit_runs=True)
+
+    async def test_responses_that_continue_each_other_are_turns_of_one_run(
+        self, start_runtime: Any, store: Any
+    ) -> None:
+        runtime = await start_runtime(instances=(tools.spec("a"),))
+        asked: dict[str, Any] = {"path": "/v1/responses", "body": {"input": "and then?"}, "leaves_id_open": True}
+        previous, names = "", []
+        for number in range(4):
+            continues = response_id(previous, "a") if previous else None
+            sent = tools.request(**asked, pinned_to="a" if previous else None, continues=continues, stores=True)
+            placed = await runtime.intake.place(sent)
+            names.append(placed.machine.spec.run.run)
+            named_by = placed.explain().detours.run_named_by
+            assert named_by == ("previous_response_id" if number else "")
+            placed.finish(Outcome.COMPLETED, Usage(prompt_tokens=1000 * (number + 1), output_tokens=300))
+            previous = placed.request_id
+            await tools.settle()
+
+        (run,) = (await store.pool("default").runs.ledger()).runs
+        assert names == ["", run.name, run.name, run.name], "it counts from its second turn on"
+        assert (run.turns, len(run.agents)) == (3, 1)
+        assert run.tokens > 3000, "with what its instance has stored of it"
+
+
 async def test_a_stored_conversation_has_the_slo_of_its_length(start_runtime: Any, store: Any) -> None:
     by_length = {"slo_ttft_s_per_1k_tokens": 1.0, "slo_ttft_max_s": 60.0}
     await store.pool("default").settings.change(by_length, by="operator")
     runtime = await start_runtime(instances=(tools.spec("a"),))
-    await store.pool("default").responses.keep("resp_1@a", 20_000)
+    await store.pool("default").responses.keep("resp_1@a", StoredConversation(20_000))
     body = {"input": "and then?"}
     slos_s = []
     for continued in (None, "resp_1@a"):
