@@ -104,9 +104,37 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def wire(body: bytes) -> bytes:
+def as_response(body: bytes) -> bytes:
+    """Return the conversation as Codex sends it over the responses API: a developer's message before the question, and
+    reasoning before each answer."""
+    chat = json.loads(body)
+    system, *messages = chat.pop("messages")
+    items: list[dict[str, Any]] = [_said("developer", "input_text", "Ask before you write outside of the workspace.")]
+    for message in messages:
+        if message["role"] == "tool":
+            call_id = message["tool_call_id"]
+            items.append({"type": "function_call_output", "call_id": call_id, "output": message["content"]})
+        elif message["role"] == "user":
+            items.append(_said("user", "input_text", message["content"]))
+        else:
+            thought = {"type": "reasoning_text", "text": message["content"][:200]}
+            items.append({"type": "reasoning", "summary": [], "content": [thought], "encrypted_content": None})
+            items.append(_said("assistant", "output_text", message["content"]))
+            for call in message["tool_calls"]:
+                items.append({"type": "function_call", "call_id": call["id"], **call["function"]})
+    tools = [{"type": "function", **tool["function"]} for tool in chat.pop("tools")]
+    output_tokens = chat.pop("max_tokens")
+    fields = {"instructions": system["content"], "input": items, "tools": tools, "max_output_tokens": output_tokens}
+    return _dumps({**fields, **chat})
+
+
+def _said(role: str, kind: str, text: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+def wire(body: bytes, path: str = "/v1/chat/completions") -> bytes:
     """The request with this body."""
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -37,8 +37,8 @@ from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
 from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.kept import Kept
-from dualmap.router.prompts.inference_request import CHAT_PATH, InferenceRequest
-from dualmap.router.prompts.known_bodies import KnownBodies, Listed, ListHashes, Mark
+from dualmap.router.prompts.inference_request import CHAT_PATH, InferenceRequest, TokenSource
+from dualmap.router.prompts.known_bodies import ContinuedChat, KnownBodies, Listed, ListHashes, Mark
 from dualmap.router.prompts.listed_prompt import (
     LISTS,
     STANDS_FOR_ALL,
@@ -50,7 +50,7 @@ from dualmap.router.prompts.listed_prompt import (
     listed_prompt,
     plain_prompt,
 )
-from dualmap.scheduling.prompts.blocks import TextPrompt
+from dualmap.scheduling.prompts.blocks import Piece, TextPrompt
 from dualmap.scheduling.values import record, value
 
 _ONLY: Final = secrets.token_hex(16)
@@ -170,6 +170,9 @@ class ListedBodies:
         long_texts |= frame.long_texts
         listed = ListedBody(request.path, fields, long_texts, ends, start, frame.head)
         found = listed_prompt(listed, max_parts=self._max_prompt_parts)
+        if found is not None and isinstance(prompt := found.sent.prompt, ContinuedChat) and found.sent.teaches:
+            source = TokenSource(request.path, fields, long_texts, TextPrompt(prompt.pieces))
+            found.sent.late_source = lambda: source
         return self._completed(request, request_id, listing, start, at, frame, fields, long_texts, found)
 
     def _read_plain(
@@ -195,6 +198,11 @@ class ListedBodies:
             assert isinstance(sent.prompt, TextPrompt)
             sent.late_source = partial(token_source, request.path, body, sent.prompt)
             sent.source = None
+        elif isinstance(sent.prompt, ContinuedChat) and sent.teaches:
+            assert start is not None
+            first = next_item(body, begin + start.end)
+            source = partial(_tail_source, frame, listing.name, request.path, body[first:at], sent.prompt.pieces)
+            sent.late_source = source
         return self._completed(request, request_id, listing, start, at, frame, fields, frame.long_texts, found)
 
     def _completed(
@@ -250,6 +258,12 @@ class ListedBodies:
     def _check(self, bound: JsonBound) -> None:
         if bound.values + bound.commas // 10 > self._max_json_values:
             raise UnlistedError("it may be beyond the bounds")
+
+
+def _tail_source(frame: Frame, name: str, path: str, items: bytes, pieces: Sequence[Piece]) -> TokenSource:
+    """The source of the tokens of a list's last items."""
+    fields = {**frame.fields, name: read_json(b"[%b]" % items)}
+    return TokenSource(path, fields, frame.long_texts, TextPrompt(pieces))
 
 
 def _short(text: bytes, long_texts: dict[str, bytes]) -> Generator[int, None, Any]:

@@ -14,7 +14,7 @@ from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.prompt import LongTexts
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.errors import RouterError
-from dualmap.router.prompts.known_bodies import HashedText
+from dualmap.router.prompts.known_bodies import ContinuedChat, HashedText
 from dualmap.router.prompts.run_identity import SentRun
 from dualmap.router.telemetry.trace_context import TraceContext
 from dualmap.scheduling.prompts.blocks import ContinuedText, Prompt, TextPrompt
@@ -86,17 +86,23 @@ class TokenSource:
         """Whether the engine puts the tokenizer's own special tokens around the text, unless the body says."""
         return self.path in ("/v1/completions", RESPONSES_PATH)
 
-    def body(self, *, system_first: bool = False, unthinking_effort: str = "none") -> Mapping[str, Any]:
+    def body(
+        self, *, system_first: bool = False, unthinking_effort: str = "none", behind: bool = False
+    ) -> Mapping[str, Any]:
         """A chat completions body, or a completions body, with all its strings. ``system_first``: the model's template
         takes no other system message than the first; ``unthinking_effort``: it is given this for disabled thinking.
-        Media are left out as far as they are long."""
+        ``behind``: the messages are behind others, and so behind the system prompt that has a field of its own. Media
+        are left out as far as they are long."""
         left_out = _MEDIA_FIELDS if self.has_media else _NONE
         fields = with_texts(self.fields, self.long_texts, left_out) if self.long_texts else self.fields
+        if behind and (system := _SYSTEM_FIELDS.get(self.path)) in fields:
+            fields = {name: given for name, given in fields.items() if name != system}
         if self.path == MESSAGES_PATH:
             return chat_of_message(fields, system_first=system_first, unthinking_effort=unthinking_effort)
         return chat_of_response(fields) if self.path == RESPONSES_PATH else fields
 
 
+_SYSTEM_FIELDS = {MESSAGES_PATH: "system", RESPONSES_PATH: "instructions"}
 _MEDIA_FIELDS = frozenset({"audio_url", "file", "image_embeds", "image_url", "input_audio", "source", "video_url"})
 _NONE: frozenset[str] = frozenset()
 
@@ -126,11 +132,14 @@ class TokenBounds:
     answers: int = 1
 
 
+_SIZED = (TextPrompt, ContinuedText, ContinuedChat)
+
+
 @record
 class SentPrompt:
     """A scheduled request's statement about its prompt, for any pool."""
 
-    prompt: Prompt | ContinuedText
+    prompt: Prompt | ContinuedText | ContinuedChat
     salt: str | None
     """Requests that differ in it share no KV cache."""
     teaches: bool
@@ -144,7 +153,7 @@ class SentPrompt:
     _: KW_ONLY
     late_source: Callable[[], TokenSource] | None = None
     """Reads the source of a prompt whose body was read without an object for each message, as only tokenizers need
-    it."""
+    it; of a chat that is continued, it has the messages behind its beginning."""
     pooled: bool = False
     """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
     whole: Callable[[], SentPrompt] | None = None
@@ -156,7 +165,7 @@ class SentPrompt:
     def text_bytes(self) -> int | None:
         """Length of the rendered text; None where nothing can be learned from it."""
         prompt = self.prompt
-        return prompt.size if self.teaches and isinstance(prompt, (TextPrompt, ContinuedText)) else None
+        return prompt.size if self.teaches and isinstance(prompt, _SIZED) else None
 
     @property
     def images(self) -> int:

@@ -33,7 +33,7 @@ from typing import Final
 import xxhash
 
 from dualmap.api_bodies.listed_json import STRETCH_BYTES, JsonBound
-from dualmap.scheduling.prompts.blocks import KnownText
+from dualmap.scheduling.prompts.blocks import ContinuedText, KnownText, Piece, size_of
 from dualmap.scheduling.values import value
 
 GRID_BYTES: Final = STRETCH_BYTES
@@ -70,6 +70,34 @@ class Counted:
         )
 
 
+@value
+class ChatShape:
+    """The properties of a chat that decide how it continues."""
+
+    role: str
+    """The role of the last message."""
+    traits: frozenset[str] = frozenset()
+    """Kinds of its messages that templates may treat by their place, see ``router.tokens.split_chats``."""
+
+
+@value
+class ChatEnd:
+    """The end of a chat that is known by its tokens."""
+
+    shape: ChatShape
+    kind: frozenset[str]
+    """The kinds of its messages, see ``router.tokens.request_kind``."""
+
+
+@value
+class KnownChat:
+    """The beginning of a chat that is known by its tokens."""
+
+    end: ChatEnd
+    size: int
+    """Bytes of the prompt."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """The state of reading behind an item of a list."""
@@ -83,11 +111,40 @@ class Mark:
     rest: bytes
     """Bytes of the prompt that follow the last full block."""
     run: Run
+    chat: KnownChat | None = None
+    """The blocks, and the rest, are those of its tokens; None: those of its bytes."""
 
     @property
     def known(self) -> KnownText:
         """The prompt up to there."""
         return KnownText(self.run.seed, self.run.block_bytes, self.run.hashes, self.blocks, self.rest)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the prompt up to there."""
+        return self.known.size if self.chat is None else self.chat.size
+
+    def continued(self, pieces: Sequence[Piece]) -> ContinuedText | ContinuedChat:
+        """The prompt that has these pieces behind it."""
+        if self.chat is None:
+            return ContinuedText(self.known, pieces)
+        return ContinuedChat(self.known, self.chat, pieces)
+
+
+@value
+class ContinuedChat:
+    """A chat whose beginning is known by its tokens."""
+
+    begins: KnownText
+    """The ids of the tokens, 32 bits each."""
+    known: KnownChat
+    pieces: Sequence[Piece]
+    """The rest of the prompt."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the prompt."""
+        return self.known.size + size_of(self.pieces)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,13 +195,14 @@ class ListHashes:
         whose = xxhash.xxh3_64_intdigest(f"{path}\n{tenant}".encode("utf-8", "surrogatepass"), _SEED)
         self._list = memoryview(body)[begin:]
         running = xxhash.xxh3_128(seed=whose)
-        self._running = [running.copy()]
-        self.grid = [whose]
+        self._running = running_at = [running.copy()]
+        self.grid = grid = [whose]
         """Those of its first 0, ``GRID_BYTES``, … bytes."""
-        for at in range(0, len(self._list) - GRID_BYTES + 1, GRID_BYTES):
-            running.update(self._list[at : at + GRID_BYTES])
-            self._running.append(running.copy())
-            self.grid.append(running.intdigest())
+        listed, update = self._list, running.update
+        for end in range(GRID_BYTES, len(listed) + 1, GRID_BYTES):
+            update(listed[end - GRID_BYTES : end])
+            running_at.append(running.copy())
+            grid.append(running.intdigest())
 
     def __len__(self) -> int:
         """Bytes from the list's first item to the end of the body."""
@@ -210,22 +268,27 @@ class KnownBodies:
 
     def keep(self, listed: Listed, start: Mark | None, new: Sequence[NewMark], text: HashedText) -> None:
         """Keep the new marks of a list, in order, all behind ``start``."""
-        hashes = listed.hashes
-        new = [mark for mark in new if mark.size >= text.block_bytes]
-        if not new:
+        hashes, tokens = listed.hashes, text.tokens
+        if tokens is not None:  # they are known behind the last item, where no mark may lie
+            new = [mark for mark in new[-1:] if mark.end == len(hashes) - listed.behind]
+        sizes = [mark.size if tokens is None else tokens.bytes for mark in new]
+        if not new or sizes[-1] < text.block_bytes:
             return
+        skipped = sum(size < text.block_bytes for size in sizes)
+        new, sizes = new[skipped:], sizes[skipped:]
         run = self._run_for(listed, start, text)
         first = 0 if start is None else start.blocks
-        run.hashes.extend(text.hashes[first : new[-1].size // text.block_bytes])
+        run.hashes.extend(text.hashes[first : sizes[-1] // text.block_bytes])
         place = 0 if start is None else start.end // GRID_BYTES + 1
         if run.marks:
             self._drop_former_end(run)
         last = run.marks[-1] if run.marks else None
-        for each in new:
+        for each, size in zip(new, sizes, strict=True):
             place = self._lead(hashes.grid, place, -(-each.end // GRID_BYTES), last, run)
-            blocks = each.size // text.block_bytes
-            rest = text.data[blocks * text.block_bytes - text.before : each.size - text.before]
-            last = Mark(each.end, hashes.of(each.end), each.counted, blocks, rest, run)
+            blocks = size // text.block_bytes
+            rest = text.data[blocks * text.block_bytes - text.before : size - text.before]
+            chat = None if tokens is None else KnownChat(tokens.end, each.size)
+            last = Mark(each.end, hashes.of(each.end), each.counted, blocks, rest, run, chat)
             self._add_tail(hashes.grid[each.end // GRID_BYTES], last)
             run.marks.append(last)
         self._count(run)
@@ -309,6 +372,17 @@ class HashedText:
     before: int
     """Bytes of the prompt before ``data``."""
     data: bytes
+    tokens: HashedTokens | None = None
+    """The blocks, and the bytes, are those of its tokens; None: those of its text."""
+
+
+@value
+class HashedTokens:
+    """The place in the tokens of a chat from which another one with the same messages continues."""
+
+    bytes: int
+    """Bytes of the tokens up to there, 4 for each."""
+    end: ChatEnd
 
 
 def _end(mark: Mark) -> int:

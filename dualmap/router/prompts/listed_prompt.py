@@ -13,7 +13,7 @@ from typing import Any, Final
 import xxhash
 
 from dualmap.api_bodies.errors import PromptError
-from dualmap.api_bodies.json_body import UnreadableJsonError
+from dualmap.api_bodies.json_body import UnreadableJsonError, write_json
 from dualmap.api_bodies.listed_json import JsonBound, UnlistedError
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.plain_list import PlainPlace
@@ -22,7 +22,7 @@ from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.router.prompts.inference_request import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, SentPrompt
 from dualmap.router.prompts.known_bodies import Counted, Mark, NewMark
 from dualmap.router.prompts.prompt import output_limit, sent_as, shows_its_text
-from dualmap.scheduling.prompts.blocks import ContinuedText, Piece, TextPrompt, joined, size_of
+from dualmap.scheduling.prompts.blocks import Piece, TextPrompt, joined, size_of
 from dualmap.scheduling.values import value
 
 LISTS: Final = {CHAT_PATH: "messages", MESSAGES_PATH: "messages", RESPONSES_PATH: "input"}
@@ -98,7 +98,7 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
     pieces, messages = prompt.pieces, chat["messages"]
     begins.append(len(messages))
     before = places[begins[0]].pieces
-    head = known_head or Head(xxhash.xxh3_128_intdigest(joined(pieces[:before])), begins[0])
+    head = known_head or Head(_head_digest(chat, joined(pieces[:before])), begins[0])
     plain = not (prompt.has_media or prompt.unread)
     kept_head = head if plain and not changes else None
     if start is None:
@@ -115,7 +115,7 @@ def listed_prompt(body: ListedBody, *, max_parts: int) -> ListedPrompt | None:
         raise UnlistedError("it is not what was known, continued")
     salt = body.fields.get("cache_salt")
     sent = SentPrompt(
-        ContinuedText(start.known, pieces[before:]),
+        start.continued(pieces[before:]),
         salt if isinstance(salt, str) else None,
         shows_its_text(body.fields),
         output_limit(body.path, body.fields),
@@ -161,7 +161,7 @@ def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
         if prompt.unread:
             raise UnlistedError("its tools are of an unknown form")
         before = prompt.data.removesuffix(_STANDS_RENDERED)
-        head = Head(xxhash.xxh3_128_intdigest(before), 0)
+        head = Head(_head_digest(fields, before), 0)
     known = Counted() if start is None else start.counted
     last = body.places[-1]
     if max(known.messages + last.messages, known.parts + last.parts) > max_parts:
@@ -174,12 +174,12 @@ def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
             raise UnlistedError("it is not what was known, continued")
         salt = fields.get("cache_salt")
         sent = SentPrompt(
-            ContinuedText(start.known, (body.text,)),
+            start.continued((body.text,)),
             salt if isinstance(salt, str) else None,
             shows_its_text(fields),
             output_limit(CHAT_PATH, fields),
         )
-    size = len(before) if start is None else start.known.size
+    size = len(before) if start is None else start.size
     marks = []
     for place in body.places:
         bound = JsonBound(place.values, place.commas)
@@ -198,6 +198,17 @@ def _chat_of(path: str, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], l
     return fields, [*range(len(fields["messages"]))]
 
 
+def _head_digest(chat: Mapping[str, Any], before: bytes) -> int:
+    """Hash of what the prompt of a chat has before the list. Templates write objects in the order of their fields,
+    which ``before`` does not have."""
+    ordered = [chat.get(name) for name in _ORDERED]
+    return xxhash.xxh3_128_intdigest(before if ordered == _UNSET else before + b"\xff" + write_json(ordered))
+
+
+_ORDERED: Final = ("chat_template_kwargs", "documents", "tools")
+_UNSET: Final = [None] * len(_ORDERED)
+
+
 def _may_change_tools(item: Any) -> bool:
     """Whether a message of the messages API may change the tools, which stand before all messages."""
     return isinstance(item, dict) and item.get("role") == "system"
@@ -210,7 +221,7 @@ def _marks(
     """The places behind items at which marks may be set: those behind which nothing changes what is before them.
     ``pieces`` are those of the prompt that is not known."""
     start, items, head = body.start, body.fields[LISTS[body.path]], places[begins[0]]
-    known, size = (Counted(), 0) if start is None else (start.counted, start.known.size)
+    known, size = (Counted(), 0) if start is None else (start.counted, start.size)
     skipped = 0 if start is None else head.pieces
     checked = counted = 0
     for each in body.ends:

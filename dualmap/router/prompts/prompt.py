@@ -24,7 +24,7 @@ from dualmap.router.prompts.inference_request import (
     SentPrompt,
     TokenSource,
 )
-from dualmap.router.prompts.known_bodies import HashedText
+from dualmap.router.prompts.known_bodies import ContinuedChat, HashedText
 from dualmap.router.steps import in_steps
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.learned import Learned
@@ -110,6 +110,9 @@ class PromptTokenizer(Protocol):
     """Computes the engine's own blocks of prompts, and learns from the engines' counts."""
 
     async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt: ...
+
+    async def tokenize_on(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
+        """Tokenize what is new in a chat whose beginning is known; None where it has to be tokenized whole."""
 
     def reported(self, count: TokenCount, counted_tokens: int, reported_tokens: int, instance_id: str) -> None:
         """An instance has answered a prompt that was counted."""
@@ -244,15 +247,21 @@ async def read_prompt(
     expected = expected_answer_tokens(learned.answer_tokens, limit)
     seed = unsalted_seed(model, lora) if sent.salt is None else cache_seed(model, lora, sent.salt)
     prompt = sent.prompt
-    if isinstance(prompt, ContinuedText):
-        if tokenizer is None and not sent.pooled and rule.goes_on(prompt.begins, seed):
+    if isinstance(prompt, (ContinuedText, ContinuedChat)):
+        if isinstance(prompt, ContinuedChat):
+            known = None
+            if tokenizer is not None and not sent.pooled:
+                known = await tokenizer.tokenize_on(sent, lora=lora, block_tokens=rule.token_block_tokens)
+            if known is not None and known.chain is not None:
+                return ReadPrompt(known.chain, sent.text_bytes, expected, limit, known.count)
+        elif tokenizer is None and not sent.pooled and rule.goes_on(prompt.begins, seed):
             chain = rule.continued(prompt, learned.bytes_per_token)
             _keep(sent, rule, seed, chain, prompt.begins.blocks * rule.block_bytes, prompt.data)
             return ReadPrompt(chain, sent.text_bytes, expected, limit)
         assert sent.whole is not None
         sent = replace(sent.whole(), pooled=sent.pooled, salt=sent.salt)
         prompt = sent.prompt
-        assert not isinstance(prompt, ContinuedText)
+        assert not isinstance(prompt, (ContinuedText, ContinuedChat))
     if sent.pooled:
         return ReadPrompt(uncached_chain(prompt, learned.bytes_per_token), None, expected, limit)
     unrendered = Unrendered.UNSET if isinstance(prompt, TextPrompt) and prompt.has_media else None

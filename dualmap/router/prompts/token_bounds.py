@@ -19,6 +19,7 @@ from dualmap.router.prompts.inference_request import (
     SentPrompt,
     TokenBounds,
 )
+from dualmap.router.prompts.known_bodies import ContinuedChat
 from dualmap.router.prompts.prompt import ReadPrompt, count_in, output_limit
 from dualmap.scheduling.prompts.blocks import ContinuedText, TextPrompt
 
@@ -90,7 +91,7 @@ def completed_prompts(body: Mapping[str, Any]) -> int:
 def prompt_bound(sent: SentPrompt, read: ReadPrompt) -> int:
     """The most tokens that the prompt of a scheduled request may have: those that were counted, else its bytes. What a
     template adds beyond the text of messages, and media, are estimated."""
-    if read.count is None and isinstance(sent.prompt, TextPrompt | ContinuedText):
+    if read.count is None and isinstance(sent.prompt, TextPrompt | ContinuedText | ContinuedChat):
         return max(read.tokens, read.stored_tokens + sent.prompt.size)
     return read.tokens
 

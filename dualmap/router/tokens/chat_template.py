@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,13 @@ from dualmap.router.tokens.conversation import (
 )
 
 _DICT_ATTRIBUTES = frozenset(dir({}))
+_MARKUP = frozenset("<>[]{}|")
+_TEXT_METHODS = frozenset(
+    {
+        "count", "endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind",
+        "rindex", "rpartition", "rsplit", "rstrip", "split", "startswith", "strip",
+    }
+)  # fmt: skip
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
@@ -45,9 +52,12 @@ class ChatTemplate:
         environment = _environment()
         try:
             self._template = environment.from_string(source)
-            self.content_format: ContentFormat = content_format_of(environment.parse(source))
+            parsed = environment.parse(source)
+            self.content_format: ContentFormat = content_format_of(parsed)
         except TemplateError as error:
             raise TemplateSyntaxError(f"the chat template cannot be compiled: {error}") from error
+        self.looks_for = _looks_for(parsed)
+        """Texts that it may look for in messages; None: its output depends on the time."""
         self._knows_developers = '"developer"' in source or "'developer'" in source
         self._always = {**self._template.globals, **special_tokens, "documents": None}
         self._default_variables = dict(default_variables)
@@ -74,6 +84,34 @@ class ChatTemplate:
         except UntokenizedError:
             raise
         except Exception as error:  # templates run code of their own, and a body may have any shape
+            raise UntokenizedError(f"the chat template fails: {error!r}") from error
+
+    def beginning(self, body: Mapping[str, Any], *, validated: bool = True) -> TemplateInput:
+        """The input of a body that ``render`` takes, for ``render_behind``. Its messages are of assistant, tool and
+        user, and have no media.
+
+        Raises:
+            UntokenizedError: its last message is to be continued.
+        """
+        given = template_input(body, self.content_format, self._default_variables, validated=validated)
+        if given.variables.pop("continue_final_message", False):
+            raise UntokenizedError("the last message is continued")
+        return given
+
+    def render_behind(
+        self, before: TemplateInput, messages: Sequence[Mapping[str, Any]], *, validated: bool = True
+    ) -> str:
+        """The text that ``render`` gives for the body of ``before`` with more messages of this kind behind its own.
+
+        Raises:
+            UntokenizedError: as ``render``.
+        """
+        try:
+            behind = template_input({"messages": messages}, self.content_format, {}, validated=validated).messages
+            return self._render([*before.messages, *behind], before)
+        except UntokenizedError:
+            raise
+        except Exception as error:  # as in ``render``
             raise UntokenizedError(f"the chat template fails: {error!r}") from error
 
     def render_head(self, body: Mapping[str, Any], *, validated: bool = True) -> tuple[str, str]:
@@ -141,6 +179,18 @@ class ChatTemplate:
             raise UntokenizedError("the template does not write the message to continue")
         kept = rendered[:end]
         return kept if rendered[end : end + len(_TAG)] == _TAG else kept.rstrip()
+
+
+def _looks_for(template: nodes.Template) -> frozenset[str] | None:
+    """The constants of a template that are markup, or are given to a method of texts."""
+    if any(name.name == "strftime_now" for name in template.find_all(nodes.Name)):
+        return None
+    constants = {const.value.strip() for const in template.find_all(nodes.Const) if isinstance(const.value, str)}
+    found = {each for each in constants if not _MARKUP.isdisjoint(each)}
+    for call in template.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr in _TEXT_METHODS:
+            found |= {const.value.strip() for const in call.find_all(nodes.Const) if isinstance(const.value, str)}
+    return frozenset(found - {""})
 
 
 def _as_system(message: Message) -> Message:

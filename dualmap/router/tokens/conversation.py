@@ -29,7 +29,7 @@ _KNOWN_PART_FIELDS: Final = frozenset(
     }
 )  # fmt: skip
 """Fields that some kind of part has; a text part keeps any other."""
-_TEMPLATE_FIELDS: Final = frozenset(
+TEMPLATE_FIELDS: Final = frozenset(
     {
         "add_generation_prompt",
         "chat_template",
@@ -85,7 +85,7 @@ def template_input(
             messages.append({"role": role, "content": sent})
         else:
             messages.append(_message(message, content_format, validated=validated))
-    if _TEMPLATE_FIELDS.isdisjoint(body):  # as most are
+    if TEMPLATE_FIELDS.isdisjoint(body):  # as most are
         return TemplateInput(messages, None, {**default_variables, **_USUAL_VARIABLES})
     if body.get("chat_template") is not None:
         raise UntokenizedError("the request has its own chat template")

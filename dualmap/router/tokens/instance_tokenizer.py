@@ -21,6 +21,7 @@ from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import SentPrompt, TokenSource
 from dualmap.router.prompts.prompt import TokenizedHow
 from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
+from dualmap.router.tokens.request_kind import RequestKind
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, engine_chain
@@ -76,6 +77,12 @@ class InstanceTokenizer:
             if ids is None:
                 return None
         return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
+
+    async def chain_on(
+        self, sent: SentPrompt, kind: RequestKind, *, lora: str | None, block_tokens: int
+    ) -> Chain | None:
+        """None: an instance renders and tokenizes whole chats."""
+        return None
 
     async def close(self) -> None:
         for task in self._pending.values():

@@ -21,7 +21,7 @@ _SEGMENT_BYTES: Final = 1024
 _LAST_SEGMENT_BYTES: Final = 64
 """The last is not kept nearer than this to the one before: a message's end and the opening of the answer, usually."""
 
-Steps = Generator[list[str], Encoded, Chain]
+Steps = Generator[list[str], Encoded, tuple[Chain, Known | None]]
 
 
 class ChainMaker:
@@ -37,8 +37,11 @@ class ChainMaker:
     def memory_bytes(self) -> int:
         return self._cache.memory_bytes
 
-    def steps(self, text: bytes, block_tokens: int, extras: BlockExtras, *, add_special_tokens: bool) -> Steps:
-        """Yields the texts to tokenize (once), is sent their token ids, and returns the chain.
+    def steps(
+        self, text: bytes, block_tokens: int, extras: BlockExtras, *, add_special_tokens: bool, until: int | None = None
+    ) -> Steps:
+        """Yields the texts to tokenize (once), is sent their token ids, and returns the chain, with the state at
+        ``until``, a boundary.
 
         Chains of a ``block_tokens`` and of extras that differ share nothing.
         """
@@ -49,31 +52,33 @@ class ChainMaker:
             begin, hashes, before = 0, array("Q"), self._first if add_special_tokens else b""
         else:
             begin, hashes, before = start.end, start.tokenized.hashes[: start.blocks], start.rest
-        ends = self._boundaries(text, begin)
+        ends = self._boundaries(text, begin, until)
         ids, starts = yield [text[at:end].decode() for at, end in pairwise((begin, *ends, len(text)))]
         data = before + ids + self._last if add_special_tokens else before + ids
         head, ahead = len(hashes), len(before) // TOKEN_BYTES
         rest = append_hashes(hashes, data, block_tokens, extras)
+        boundaries = [] if start is None else [start]
         if ends:
-            tokenized, boundaries = Tokenized(hashes), []
+            tokenized = Tokenized(hashes)
             for end, place in zip(ends, starts[1:], strict=False):
                 blocks, rest_tokens = divmod(ahead + place, block_tokens)
                 at = blocks * block_tokens
                 kept = data[at * TOKEN_BYTES : (at + rest_tokens) * TOKEN_BYTES]
                 boundaries.append(Known(end, head + blocks, kept, tokenized))
             with self._lock:
-                self._cache.add(grid, text, start, boundaries)
-        return chain_of_hashes(hashes, rest, block_tokens, extras)
+                self._cache.add(grid, text, start, boundaries if start is None else boundaries[1:])
+        chain = chain_of_hashes(hashes, rest, block_tokens, extras)
+        return chain, next((known for known in boundaries if known.end == until), None)
 
-    def _boundaries(self, text: bytes, begin: int) -> list[int]:
-        """The positions at which the text behind ``begin`` is cut, in order."""
+    def _boundaries(self, text: bytes, begin: int, until: int | None) -> list[int]:
+        """The positions at which the text behind ``begin`` is cut, in order; ``until``, where it may be, is one."""
         if self._encoder.cuts is None:
             return []
         ends: list[int] = []
         previous, last = begin, begin
         for match in self._encoder.cuts.finditer(text, begin + 1):
             last = match.start()
-            if last - previous >= _SEGMENT_BYTES:
+            if last - previous >= _SEGMENT_BYTES or last == until:
                 ends.append(last)
                 previous = last
         if last - previous >= _LAST_SEGMENT_BYTES:

@@ -13,9 +13,10 @@ from importlib.util import find_spec
 from typing import Final, Protocol
 
 from dualmap.router.prompts.inference_request import SentPrompt
+from dualmap.router.prompts.known_bodies import ContinuedChat
 from dualmap.router.prompts.prompt import TokenCount, TokenizedHow, TokenizedPrompt, Unrendered
 from dualmap.router.tokens.comparison import Compared
-from dualmap.router.tokens.request_kind import RequestKind, kind_of
+from dualmap.router.tokens.request_kind import RequestKind, kind_of, kind_of_frame, kind_of_messages
 from dualmap.runtime.clock import Clock
 from dualmap.runtime.extras import how_to_install
 from dualmap.scheduling.prompts.blocks import TextPrompt
@@ -23,6 +24,7 @@ from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.token_trust import TokenTrust, Trust
 from dualmap.scheduling.state.instance import InstanceSpec
 from dualmap.scheduling.state.view import ClusterView
+from dualmap.scheduling.values import replaced
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,12 @@ class TokenCounter(Protocol):
     """Computes chains by one method."""
 
     async def chain(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> Chain | None: ...
+
+    async def chain_on(
+        self, sent: SentPrompt, kind: RequestKind, *, lora: str | None, block_tokens: int
+    ) -> Chain | None:
+        """The chain of a chat whose beginning is known, by what is new; None where it has to be made whole. All its
+        messages together are of this kind."""
 
     async def close(self) -> None: ...
 
@@ -109,6 +117,21 @@ class VerifiedTokenizer:
             return TokenizedPrompt(chain, TokenCount(by, kind))
         self._count("bytes")
         return TokenizedPrompt(None, unrendered=unrendered)
+
+    async def tokenize_on(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt | None:
+        known, counter = sent.prompt, self._counters[self._first]
+        if not isinstance(known, ContinuedChat) or sent.late_source is None:
+            return None
+        source = sent.late_source()
+        messages = known.known.end.kind | kind_of_messages(source)
+        kind = messages | kind_of_frame(source)
+        if (trust := self._trust(self._first, kind)) is Trust.MISTRUSTED:
+            return None
+        chain = await counter.chain_on(replaced(sent, source=source), messages, lora=lora, block_tokens=block_tokens)
+        if chain is None:
+            return None
+        self._count("exact" if trust is Trust.EXACT else "unverified")
+        return TokenizedPrompt(chain, TokenCount(self._first, kind))
 
     async def _rendered(
         self, sent: SentPrompt, kind: RequestKind, lora: str | None, block_tokens: int

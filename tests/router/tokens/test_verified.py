@@ -30,6 +30,9 @@ class Counter:
     async def chain(self, sent: Any, *, lora: str | None, block_tokens: int) -> Chain | None:
         return engine_chain([1] * self.tokens, block_tokens) if self.tokens else None
 
+    async def chain_on(self, sent: Any, kind: Any, *, lora: str | None, block_tokens: int) -> Chain | None:
+        return None
+
     async def close(self) -> None:
         pass
 
