@@ -46,6 +46,7 @@ _BLANK: Final = b" \t\r\n"
 _BETWEEN: Final = (b'},{"', b'}, {"')
 _GOES_ON: Final = re.compile(rb"[ \t\r\n]*+,[ \t\r\n]*+")
 _OPENS: Final = re.compile(rb"[ \t\r\n]*+:[ \t\r\n]*+\[[ \t\r\n]*+")
+_QUOTES: Final = re.compile(rb'[ \t\r\n]*+:[ \t\r\n]*+"')
 
 
 class UnlistedError(ValueError):
@@ -88,14 +89,48 @@ def items_begin(body: bytes, name: str) -> int:
     Raises:
         UnlistedError: there is none.
     """
+    return _first_called(body, name, _OPENS).end()
+
+
+def text_begins(body: bytes, name: str) -> int:
+    """The place of the first quote of the first string that is called so.
+
+    Raises:
+        UnlistedError: there is none.
+    """
+    return _first_called(body, name, _QUOTES).end() - 1
+
+
+def _first_called(body: bytes, name: str, opens: re.Pattern[bytes]) -> re.Match[bytes]:
+    """The beginning of the first value of that name which opens so. Raises UnlistedError."""
     quoted, at = b'"%b"' % name.encode(), 0
     for _ in range(_MAX_LISTS):
         at = body.find(quoted, at) + len(quoted)
         if at < len(quoted):
             break
-        if (found := _OPENS.match(body, at)) is not None:
-            return found.end()
+        if (found := opens.match(body, at)) is not None:
+            return found
     raise UnlistedError(name)
+
+
+def read_text(body: bytes, at: int) -> tuple[str, int]:
+    """The rest of a string, from a place in it where a character begins, and the place behind its last quote.
+
+    Raises:
+        UnlistedError: it is none.
+    """
+    text = b'"%b' % body[at:]
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError as error:  # what follows the string is too much
+        text = text[: len(error.doc[: error.pos].encode())].rstrip(_BLANK)
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise UnlistedError(str(error)) from error
+    if not isinstance(found, str):
+        raise UnlistedError("it is no string")
+    return found, at + len(text) - 1
 
 
 def next_item(body: bytes, end: int) -> int | None:
@@ -111,16 +146,16 @@ def frame_bytes(body: bytes, begin: int, end: int, only: str) -> bytes:
 
 
 def read_frame(frame: bytes, name: str, only: str) -> dict[str, Any]:
-    """The fields of the object around the list, which is empty.
+    """The fields of the object around the list, which is empty; or around a string, in whose place the list is.
 
     Raises:
-        UnlistedError: it is no object that has its list there.
+        UnlistedError: it is no object that has its list, or its string, there.
     """
     try:
         fields = orjson.loads(frame)
     except orjson.JSONDecodeError as error:
         raise UnlistedError(str(error)) from error
-    if not isinstance(fields, dict) or fields.get(name) != [only]:
+    if not isinstance(fields, dict) or fields.get(name) not in ([only], only):
         raise UnlistedError(name)
     fields[name] = []
     return fields

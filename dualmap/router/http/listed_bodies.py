@@ -27,7 +27,9 @@ from dualmap.api_bodies.listed_json import (
     items_begin,
     next_item,
     read_frame,
+    read_text,
     stretches,
+    text_begins,
 )
 from dualmap.api_bodies.plain_list import Api, PlainPlace, plain_items
 from dualmap.api_bodies.prompt import LongTexts
@@ -37,7 +39,7 @@ from dualmap.router.http.doubled_fields import RULED_FIELDS, may_be_doubled
 from dualmap.router.http.long_json import LongJson, check_counts, scan_json
 from dualmap.router.http.request_reader import ClientRequest
 from dualmap.router.kept import Kept
-from dualmap.router.prompts.inference_request import CHAT_PATH, InferenceRequest, TokenSource
+from dualmap.router.prompts.inference_request import CHAT_PATH, COMPLETIONS_PATH, InferenceRequest, TokenSource
 from dualmap.router.prompts.known_bodies import ContinuedChat, KnownBodies, Listed, ListHashes, Mark
 from dualmap.router.prompts.listed_prompt import (
     LISTS,
@@ -47,13 +49,17 @@ from dualmap.router.prompts.listed_prompt import (
     ListedBody,
     ListedPrompt,
     PlainBody,
+    TextBody,
     listed_prompt,
     plain_prompt,
+    text_prompt,
 )
 from dualmap.scheduling.prompts.blocks import Piece, TextPrompt
 from dualmap.scheduling.values import record, value
 
 _ONLY: Final = secrets.token_hex(16)
+_PROMPT: Final = "prompt"
+"""The text of completions."""
 
 MAX_FRAME_BYTES: Final = 16 << 20
 """Most memory for the objects around lists: some 80 with tools of 40 KB."""
@@ -113,11 +119,14 @@ class ListedBodies:
 
     def find(self, request: ClientRequest) -> Listing | None:
         """The list of a body; None where it is none to be read here."""
-        body, name = request.body, LISTS.get(request.path)
-        if name is None or len(body) > self._max_json_bytes or content_encoding(request) is not None:
+        body, path = request.body, request.path
+        name, most = LISTS.get(path), self._max_json_bytes
+        if path == COMPLETIONS_PATH:
+            name, most = _PROMPT, min(most, MAX_PLAIN_BYTES)
+        if name is None or len(body) > most or content_encoding(request) is not None:
             return None
         try:
-            begin = items_begin(body, name)
+            begin = text_begins(body, name) if name is _PROMPT else items_begin(body, name)
         except UnlistedError:
             return None
         tenant = "" if request.caller is None else request.caller.tenant.name
@@ -138,6 +147,8 @@ class ListedBodies:
             UnlistedError: it is not to be read so.
         """
         body, begin = request.body, listing.begin
+        if listing.name is _PROMPT:
+            return (yield from self._read_text(request, request_id, listing, start, at_once=at_once))
         at = begin if start is None else next_item(body, begin + start.end)
         if at is None:
             raise UnlistedError("nothing is new")
@@ -203,6 +214,26 @@ class ListedBodies:
             first = next_item(body, begin + start.end)
             source = partial(_tail_source, frame, listing.name, request.path, body[first:at], sent.prompt.pieces)
             sent.late_source = source
+        return self._completed(request, request_id, listing, start, at, frame, fields, frame.long_texts, found)
+
+    def _read_text(
+        self, request: ClientRequest, request_id: str, listing: Listing, start: Mark | None, *, at_once: bool
+    ) -> Generator[int, None, InferenceRequest]:
+        """The request of a completions body with one text as its prompt.
+
+        Raises:
+            UnlistedError: it is not to be read so.
+        """
+        body, begin = request.body, listing.begin
+        text, at = read_text(body, begin + (1 if start is None else start.end))
+        if not text:
+            raise UnlistedError("nothing is new")
+        yield _TEXT_FACTOR * len(text)
+        frame = yield from self._frame(frame_bytes(body, begin, at, _ONLY), listing, at_once=at_once)
+        self._check(frame.bound)
+        prompt = TextBody(frame.fields, frame.long_texts, text, at - 1 - begin, start)
+        found = text_prompt(prompt, max_parts=self._max_prompt_parts)
+        fields = {**frame.fields, _PROMPT: text}
         return self._completed(request, request_id, listing, start, at, frame, fields, frame.long_texts, found)
 
     def _completed(

@@ -17,9 +17,15 @@ from dualmap.api_bodies.json_body import UnreadableJsonError, write_json
 from dualmap.api_bodies.listed_json import JsonBound, UnlistedError
 from dualmap.api_bodies.messages_api import chat_of_message
 from dualmap.api_bodies.plain_list import PlainPlace
-from dualmap.api_bodies.prompt import LongTexts, Place, chat_prompt
+from dualmap.api_bodies.prompt import LongTexts, Place, chat_prompt, completion_prompt
 from dualmap.api_bodies.responses_api import chat_of_response
-from dualmap.router.prompts.inference_request import CHAT_PATH, MESSAGES_PATH, RESPONSES_PATH, SentPrompt
+from dualmap.router.prompts.inference_request import (
+    CHAT_PATH,
+    COMPLETIONS_PATH,
+    MESSAGES_PATH,
+    RESPONSES_PATH,
+    SentPrompt,
+)
 from dualmap.router.prompts.known_bodies import Counted, Mark, NewMark
 from dualmap.router.prompts.prompt import output_limit, sent_as, shows_its_text
 from dualmap.scheduling.prompts.blocks import Piece, TextPrompt, joined, size_of
@@ -186,6 +192,56 @@ def plain_prompt(body: PlainBody, *, max_parts: int) -> ListedPrompt:
         counted = known + Counted(place.messages, place.messages, place.parts, bound)
         marks.append(NewMark(place.end - body.begin, size + place.written, counted))
     return ListedPrompt(sent, head.digest, head, marks)
+
+
+@value
+class TextBody:
+    """A completions body with one text as its prompt, of which that behind a mark was read, or all."""
+
+    fields: Mapping[str, Any]
+    """Its fields, without the prompt."""
+    long_texts: LongTexts
+    text: str
+    """The text that was read."""
+    end: int
+    """Bytes of the string, as it was sent, with its first quote."""
+    start: Mark | None
+
+
+def text_prompt(body: TextBody, *, max_parts: int) -> ListedPrompt | None:
+    """The prompt of such a body; None where it is empty.
+
+    Raises:
+        UnlistedError: it is not to be read so.
+    """
+    start, fields, path = body.start, body.fields, COMPLETIONS_PATH
+    try:
+        stands = completion_prompt({**fields, "prompt": _STANDS}, body.long_texts, max_parts=max_parts)
+    except (PromptError, UnreadableJsonError, RecursionError) as error:
+        raise UnlistedError(str(error)) from error
+    assert isinstance(stands, TextPrompt)
+    before = stands.data.removesuffix(_STANDS.encode())
+    digest = xxhash.xxh3_128_intdigest(before)
+    size = size_of((body.text,))
+    if start is None:
+        size += len(before)
+        sent = sent_as(path, {**fields, "prompt": body.text}, TextPrompt((before, body.text)), body.long_texts)
+    elif digest != start.run.head:
+        raise UnlistedError("it is not what was known, continued")
+    else:
+        size += start.size
+        salt = fields.get("cache_salt")
+        sent = SentPrompt(
+            start.continued((body.text,)),
+            salt if isinstance(salt, str) else None,
+            shows_its_text(fields),
+            output_limit(path, fields),
+        )
+    return None if sent is None else ListedPrompt(sent, digest, None, (NewMark(body.end, size, Counted()),))
+
+
+_STANDS: Final = "."
+"""A text that stands for a prompt."""
 
 
 def _chat_of(path: str, fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[int]]:

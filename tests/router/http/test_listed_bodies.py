@@ -21,9 +21,12 @@ from dualmap.scheduling.prompts.blocks import ContinuedText
 from dualmap.scheduling.tenants.tenant import Tenant
 from tests.support.conversations import (
     CHAT,
+    FIELDS,
+    GARBAGE,
     MESSAGES,
     RESPONSES,
     TENANT,
+    TEXTS,
     Seen,
     bodies_of,
     chain_of,
@@ -32,6 +35,7 @@ from tests.support.conversations import (
 )
 
 STRETCH_BYTES = 64
+COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(autouse=True)
@@ -79,6 +83,57 @@ def test_a_long_body_reads_like_a_short_one(path: str, data: st.DataObject) -> N
     known = reader()
     for body in data.draw(bodies_of(path)):
         assert shown(seen_by(known, path, body)) == shown(seen_at_once(path, body))
+
+
+@st.composite
+def completions(draw: st.DrawFn) -> list[bytes]:
+    """Bodies of one client whose prompt is a text that grows, is edited, and is sent in other words."""
+    texts = draw(st.lists(TEXTS, min_size=1, max_size=6))
+    shown, ascii_only, first, bodies = draw(FIELDS), True, True, []
+    for _ in range(draw(st.integers(3, 6))):
+        change = draw(st.integers(-4, 9))
+        if change <= 5:
+            texts = [*texts, *draw(st.lists(TEXTS, min_size=1, max_size=3))]
+        elif change == 6:
+            texts = [*texts[:-1], draw(TEXTS)]
+        elif change == 7:
+            shown = {**draw(FIELDS), **draw(st.sampled_from([{}, {"add_special_tokens": False}, {"echo": True}]))}
+        elif change == 8:
+            ascii_only = not ascii_only
+        else:
+            first = not first
+        prompt = {"prompt": draw(st.sampled_from(["".join(texts)] * 9 + [texts, [1, 2], None, 7]))}
+        text = json.dumps({**prompt, **shown} if first else {**shown, **prompt}, ensure_ascii=ascii_only)
+        raw = text.encode("utf-8", "surrogatepass")
+        bodies.append(raw[:-1] + (draw(GARBAGE) if draw(st.integers(0, 9)) == 0 else b"}"))
+    return bodies
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_json_values": 8}, {"max_json_bytes": 400}])
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_text_reads_alike_whatever_was_known(limits: dict[str, int], data: st.DataObject) -> None:
+    known = reader(**limits)
+    for body in data.draw(completions()):
+        assert seen_by(known, COMPLETIONS, body) == seen_by(reader(**limits), COMPLETIONS, body)
+        found, at_once = seen_by(reader(), COMPLETIONS, body), seen_at_once(COMPLETIONS, body)
+        assert isinstance(found, str) == isinstance(at_once, str)
+        if not (isinstance(found, str) or isinstance(at_once, str)):
+            assert found[1] == at_once[1]
+            differing = {"unread", "model_span"}
+            assert {name: value for name, value in found[0].items() if name not in differing} == {
+                name: value for name, value in at_once[0].items() if name not in differing
+            }
+
+
+async def test_a_text_is_read_from_the_end_of_the_former_one_on() -> None:
+    known, text = reader(), 'he said "hi"\n' * 20
+    for more in ("", "more é\n", '"', " \\ and more"):
+        before, text = len(text.encode()), text + more
+        body = json.dumps({"model": "m", "prompt": text, "max_tokens": 5}, ensure_ascii=False).encode()
+        assert await read_on(known, body, path=COMPLETIONS) == (before if more else None)
+    body = json.dumps({"model": "m", "prompt": "x" + text}).encode()
+    assert await read_on(known, body, path=COMPLETIONS) is None
 
 
 # what is known ---------------------------------------------------------------------------------------------------
