@@ -55,6 +55,7 @@ def run_replica(
         import uvloop
 
         from dualmap.router.admin.exposure import OpenAdminError
+        from dualmap.router.batches.storage import StorageUnavailableError
         from dualmap.router.requests.tracing import TracingUnavailableError
         from dualmap.router.serving.serve import serve
         from dualmap.router.tenants.signed_tokens import TokensUnavailableError
@@ -91,7 +92,8 @@ def run_replica(
     try:
         uvloop.run(serve_as_a_service())
     except (
-        CertificateError, NoTokenizerError, OpenAdminError, TracingUnavailableError, TokensUnavailableError,
+        CertificateError, NoTokenizerError, OpenAdminError, StorageUnavailableError, TracingUnavailableError,
+        TokensUnavailableError,
     ) as error:  # fmt: skip
         raise UnfitSettingsError(str(error)) from error
     except StoreError as error:

@@ -123,7 +123,9 @@ class TenantFields(BaseModel):
     )
     max_adapters: int = Field(16, ge=0, le=2000, description="LoRA adapters that it may have registered in each pool")
     priority_class: Name | None = Field(None, description="the highest priority class of its requests (none: no class)")
-    weight: float = Field(1.0, gt=0, description="share of the work, relative to the weights of other tenants")
+    weight: float = Field(
+        1.0, gt=0, allow_inf_nan=False, description="share of the work, relative to the weights of other tenants"
+    )
     shares_cache: bool = Field(
         False, description="share the KV caches of those without a tenant, whatever router.tenant_cache_secret says"
     )

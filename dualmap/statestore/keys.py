@@ -114,6 +114,8 @@ class FleetKeys(PoolKeys):
     tenants_allotments = _Key("tenants:allotments")
     batches = _KeyOf("batches:of:")
     batch_files = _KeyOf("batches:files:")
+    batch_owners = _Key("batches:owners")
+    batches_unnamed = _Key("batches:unnamed")
     batches_open = _Key("batches:open")
     batch_claims = _KeyOf("batches:claims:")
     batch_done = _KeyOf("batches:done:")

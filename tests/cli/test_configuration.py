@@ -334,6 +334,7 @@ def test_the_command_stops_with_exit_code_2_and_names_the_value(
             "did you mean tenants.0.model_limits.m.tokens_per_minute?",
         ),
         ({"tenants": [{"name": "A B"}]}, "a name has letters, digits"),
+        ({"tenants": [{"name": "a", "weight": float("inf")}]}, "input should be a finite number"),
     ],
 )
 def test_a_misspelt_name_within_a_list_is_answered_with_the_one_that_may_be_meant(

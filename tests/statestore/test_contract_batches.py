@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
+from dualmap.statestore.batches import batch_book
 from dualmap.statestore.batches.batch_book import END, BatchBook, Claim, FileRecord
 from dualmap.statestore.connect import Store
 from tests.statestore.samples import HandClock
@@ -135,3 +136,47 @@ async def test_what_was_under_way_counts_in_a_batch_that_is_cancelled(book: Batc
 
     assert await book.finish_range(running, claim, RangeDone("p", 3, 0))
     assert await book.claim(running, "1", "one", LEASE_MS) is None
+
+
+async def test_what_no_record_names_is_known_since_it_was_first_found(
+    book: BatchBook, running: Batch, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await book.put_file(file("file-1"))
+    await book.put_file(file("file-2", tenant=""))
+    found = ["file-1", "file-2", "file-3", running.batch_id, "batch_0"]
+    first = await book.unnamed(found)
+    assert first == {"file-3": clock.now_ms // 1000, "batch_0": clock.now_ms // 1000}
+
+    clock.advance(60_000)
+    await book.remove_file("acme", "file-1")
+    assert await book.unnamed(found) == {**first, "file-1": clock.now_ms // 1000}
+
+    # one that got a record, and those that are not there any more, are forgotten
+    await book.put_file(file("file-3"))
+    assert await book.unnamed(["file-3"]) == {}
+    await book.remove_file("acme", "file-3")
+    clock.advance(60_000)
+    assert await book.unnamed(["file-3", "batch_0"]) == dict.fromkeys(("batch_0", "file-3"), clock.now_ms // 1000)
+
+    monkeypatch.setattr(batch_book, "MOST_UNNAMED", 2)
+    assert len(await book.unnamed(f"file-{number}" for number in range(10, 20))) == 2
+
+
+async def test_in_each_round_one_replica_looks_for_what_is_unnamed(book: BatchBook, clock: HandClock) -> None:
+    assert await book.begin_cleaning(60)
+    assert not await book.begin_cleaning(60)
+    await book.unnamed([])  # which keeps the time of the next round
+    clock.advance(59_000)
+    assert not await book.begin_cleaning(60)
+    clock.advance(1_000)
+    assert await book.begin_cleaning(60)
+    assert await book.unnamed([]) == {}
+
+
+async def test_the_files_of_a_batch_that_ends_are_named(book: BatchBook, running: Batch) -> None:
+    ending = running.entered(Status.FINALIZING, 120)
+    assert await book.change(running, ending)
+    over = replace(ending.entered(Status.COMPLETED, 130), output_file="file-9")
+    assert await book.change(ending, over, [file("file-9")])
+
+    assert set(await book.unnamed(["file-9", "file-8", running.batch_id])) == {"file-8", running.batch_id}

@@ -359,6 +359,8 @@ BATCH_CHANGES: dict[str, Callable[[BatchBook, Claim], Awaitable[Any]]] = {
     "claim": lambda book, _: book.claim(_RUNNING, "1", "late", 60_000),
     "renew": lambda book, claim: book.renew(claim, 90_000),
     "give_back": lambda book, claim: book.give_back(claim),
+    "begin_cleaning": lambda book, _: book.begin_cleaning(60),
+    "unnamed": lambda book, _: book.unnamed(["file-9"]),
     "finish_range": lambda book, claim: book.finish_range(_RUNNING, claim, RangeDone("late", 16, 0)),
 }
 

@@ -16,3 +16,14 @@ NEW_BATCH: Final = Batch(
     created_s=100,
     expires_s=200,
 )
+
+FORM_TYPE: Final = "multipart/form-data; boundary=edge"
+
+
+def form_of(data: bytes, *, purpose: str = "batch", file_first: bool = False) -> bytes:
+    """The body of a form that uploads a file."""
+    parts = [
+        b'--edge\r\ncontent-disposition: form-data; name="purpose"\r\n\r\n%b\r\n' % purpose.encode(),
+        b'--edge\r\ncontent-disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n%b\r\n' % data,
+    ]
+    return b"".join((*(reversed(parts) if file_first else parts), b"--edge--\r\n"))

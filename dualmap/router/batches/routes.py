@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from fastapi import APIRouter, Depends, File, Form, Query, Request, UploadFile
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from dualmap.router.admin.auth import caller_of
 from dualmap.router.admin.scope import RuntimeParam
-from dualmap.router.batches.service import Batches, tenant_of
+from dualmap.router.batches.service import INPUT_PURPOSE, Batches, tenant_of
 from dualmap.router.batches.storage import file_name
+from dualmap.router.batches.upload_form import UploadForm
 from dualmap.router.errors import NotFoundError
 from dualmap.scheduling.batches.batch import Batch, Progress, Status
 from dualmap.scheduling.tenants.tenant import Caller
@@ -42,12 +43,30 @@ Limit = Annotated[int, Query(ge=1, le=10_000, description="how many at most")]
 
 
 # files -----------------------------------------------------------------------------------------------------------
-@routes.post("/files")
-async def upload(
-    batches: BatchesParam, caller: Sender, purpose: Annotated[str, Form()], file: Annotated[UploadFile, File()]
-) -> dict[str, Any]:
+_UPLOAD: Final = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["purpose", "file"],
+                    "properties": {
+                        "purpose": {"type": "string", "enum": [INPUT_PURPOSE]},
+                        "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+@routes.post("/files", openapi_extra=_UPLOAD)
+async def upload(request: Request, batches: BatchesParam, caller: Sender) -> dict[str, Any]:
     """Keep a file of requests for batches."""
-    return file_object(await batches.upload(caller, file.filename or "", purpose, file.file))
+    form = UploadForm(request.headers.get("content-type", ""))
+    return file_object(await batches.upload(caller, form, request.stream()))
 
 
 @routes.get("/files")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from dualmap.router.batches.cleaner import Cleaner
 from dualmap.router.batches.line_runner import LineRunner
 from dualmap.router.batches.new_ids import new_file_id
 from dualmap.router.batches.plan import BadInputError, plan_of
@@ -60,7 +61,8 @@ class BatchRunner:
         self._lines = LineRunner(plane, self._storage, self._room, self._clock)
 
     async def run(self) -> None:
-        helpers = [asyncio.create_task(self._room.run()), asyncio.create_task(self._renew_all())]
+        cleaner = Cleaner(self._storage, self._book, self._clock)
+        helpers = [asyncio.create_task(each()) for each in (self._room.run, self._renew_all, cleaner.run)]
         try:
             while True:
                 if not self._runtime.context.draining:

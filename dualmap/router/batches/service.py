@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import BinaryIO, Final
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
 
 from dualmap.api_bodies.batch_lines import ENDPOINTS
 from dualmap.router.batches.new_ids import is_id, new_batch_id, new_file_id
-from dualmap.router.batches.storage import BatchStorage, file_name
+from dualmap.router.batches.storage import BatchStorage, file_name, open_storage
+from dualmap.router.batches.upload_form import FILE_FIELD, UploadForm
 from dualmap.router.errors import (
     BodyTooLargeError,
     ConflictError,
@@ -33,6 +35,14 @@ _CHANGES: Final = 8
 """Times that a change is tried while others change the same batch."""
 
 
+@dataclass(slots=True, eq=False)
+class _Arrival:
+    """A file that is being uploaded."""
+
+    tenant: str
+    size_bytes: int = 0
+
+
 class Batches:
     """The files and batches of a fleet."""
 
@@ -49,43 +59,69 @@ class Batches:
         self.storage = storage
         self.book = book
         self.settings = settings
+        self._arriving = set[_Arrival]()
 
     # files -------------------------------------------------------------------------------------------------------
-    async def upload(self, caller: Caller | None, name: str, purpose: str, source: BinaryIO) -> FileRecord:
-        if purpose != INPUT_PURPOSE:
-            raise InvalidRequestError(f"purpose must be {INPUT_PURPOSE!r}: files are for batches here", param="purpose")
-        size_bytes, most_bytes = source.seek(0, os.SEEK_END), self.settings.max_file_bytes
-        source.seek(0)
-        if size_bytes > most_bytes:
-            advice = "divide it, or raise router.batches.max_file_bytes"
-            raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {advice}", param="file")
-        tenant = tenant_of(caller)
-        await self._check_room(tenant, size_bytes)
-        file_id = new_file_id()
-        await self.storage.copy_in(file_name(file_id), source)
-        file = FileRecord(
-            file_id=file_id,
-            tenant=tenant,
-            name=name[:_LONGEST_NAME],
-            purpose=purpose,
-            size_bytes=size_bytes,
-            created_s=await self.book.now_s(),
-        )
-        await self.book.put_file(file)
+    async def upload(self, caller: Caller | None, form: UploadForm, body: AsyncIterable[bytes]) -> FileRecord:
+        """Write the file of a form to storage while its body comes."""
+        tenant, file_id, most_bytes = tenant_of(caller), new_file_id(), self.settings.max_file_bytes
+        await self._check_room(tenant, 1)
+        with self._arrives(tenant) as arrival:
+            async with self.storage.writing(file_name(file_id)) as new:
+                async for piece in body:
+                    await new.write(form.feed(piece))
+                    arrival.size_bytes = new.size_bytes
+                    if new.size_bytes > most_bytes:
+                        advice = "divide it, or raise router.batches.max_file_bytes"
+                        raise BodyTooLargeError(f"the file is over {most_bytes} bytes; {advice}", param=FILE_FIELD)
+                    self._check_bytes(self._arriving_bytes(tenant))
+                form.end()
+                if form.fields.get("purpose") != INPUT_PURPOSE:
+                    raise InvalidRequestError(
+                        f"purpose must be {INPUT_PURPOSE!r}: files are for batches here", param="purpose"
+                    )
+                await self._check_room(tenant, 0)
+            file = FileRecord(
+                file_id=file_id,
+                tenant=tenant,
+                name=(form.file_name or "")[:_LONGEST_NAME],
+                purpose=INPUT_PURPOSE,
+                size_bytes=new.size_bytes,
+                created_s=await self.book.now_s(),
+            )
+            await self.book.put_file(file)
         return file
 
-    async def _check_room(self, tenant: str, size_bytes: int) -> None:
-        """Raises RateLimitError where the tenant may keep no further file of this size."""
-        files, settings = await self.book.files(tenant), self.settings
-        if len(files) >= settings.max_files:
+    @contextmanager
+    def _arrives(self, tenant: str) -> Iterator[_Arrival]:
+        """A file of the tenant that counts while it is uploaded."""
+        arrival = _Arrival(tenant)
+        self._arriving.add(arrival)
+        try:
+            yield arrival
+        finally:
+            self._arriving.discard(arrival)
+
+    def _arriving_bytes(self, tenant: str) -> int:
+        return sum(each.size_bytes for each in self._arriving if each.tenant == tenant)
+
+    async def _check_room(self, tenant: str, more: int) -> None:
+        """Raises RateLimitError where the tenant may not keep so many more files, or has too many bytes. Those that are
+        being uploaded through this replica count."""
+        files = await self.book.files(tenant)
+        count = len(files) + sum(each.tenant == tenant for each in self._arriving)
+        if count + more > self.settings.max_files:
             raise RateLimitError(
-                f"there are {len(files)} files already; delete some, or raise router.batches.max_files", param="file"
+                f"there are {count} files already; delete some, or raise router.batches.max_files", param=FILE_FIELD
             )
-        if sum(each.size_bytes for each in files) + size_bytes > settings.max_stored_bytes:
+        self._check_bytes(sum(each.size_bytes for each in files) + self._arriving_bytes(tenant))
+
+    def _check_bytes(self, size_bytes: int) -> None:
+        if size_bytes > self.settings.max_stored_bytes:
             raise RateLimitError(
-                f"your files would have over {settings.max_stored_bytes} bytes; delete some, or raise"
+                f"your files would have over {self.settings.max_stored_bytes} bytes; delete some, or raise"
                 " router.batches.max_stored_bytes",
-                param="file",
+                param=FILE_FIELD,
             )
 
     async def file(self, caller: Caller | None, file_id: str) -> FileRecord:
@@ -162,14 +198,11 @@ def open_batches(settings: BatchSettings, book: BatchBook, *, forbidden_paths: I
     """The files and batches of a fleet; None where no storage is configured.
 
     Raises:
-        ValueError: the storage cannot be used.
+        StorageUnavailableError: the storage cannot be used.
     """
     if settings.storage is None:
         return None
-    try:
-        storage = BatchStorage(settings.storage)
-    except ImportError as error:
-        raise ValueError(f"router.batches.storage: {error}; install that package") from error
+    storage = open_storage(settings.storage)
     return Batches(storage, book, settings, is_forbidden=forbidden_path_finder(forbidden_paths))
 
 

@@ -119,6 +119,7 @@ def make_head_check(
         if (encoding := content_encoding(request)) is not None:
             raise UnsupportedEncodingError(f"content-encoding {encoding} is not supported; send the body as it is")
         if path == FILES_PATH and method == "POST" and max_file_bytes:
+            request.streams = True
             return max_file_bytes + FORM_BYTES
         return min(OPS_BODY_BYTES, max_body_bytes)
 

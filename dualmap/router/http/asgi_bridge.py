@@ -90,10 +90,11 @@ async def serve_asgi(
 
 
 class _AsgiBridge:
-    """``receive`` and ``send`` of one request. The body is whole before the app starts."""
+    """``receive`` and ``send`` of one request. Its body is whole before the app starts, unless it streams."""
 
     def __init__(self, request: ClientRequest, downstream: WaitingDownstream, default_fields: list[Header]) -> None:
         self._body: bytes | None = request.body
+        self._stream = request.stream
         self._downstream = downstream
         self._default_fields = default_fields
         self._start: Message | None = None
@@ -102,6 +103,13 @@ class _AsgiBridge:
         self.complete = False
 
     async def receive(self) -> Message:
+        if self._stream is not None:
+            piece = await self._stream.read()
+            if not piece:
+                self._stream = self._body = None
+            if piece is None:
+                return {"type": "http.disconnect"}
+            return {"type": "http.request", "body": piece, "more_body": bool(piece)}
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}

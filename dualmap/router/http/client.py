@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from uvicorn.server import ServerState
@@ -45,6 +46,25 @@ LINGER_S: Final = 2.0
 client's kernel throw the answer away (RFC 9112 section 9.6)."""
 
 
+class Stage(Enum):
+    """How far a connection is; none goes back to an earlier one."""
+
+    SERVING = "serving"
+    """It answers one request after the other."""
+    LAST = "last"
+    """The present answer, or the next one, is its last."""
+    LINGERING = "lingering"
+    """It answers no more, and reads and drops the rest of an unfinished request."""
+    ENDED = "ended"
+    """It answers no more. What was written may still be on its way."""
+
+
+_SERVING: Final = Stage.SERVING
+_LAST: Final = Stage.LAST
+_OVER: Final = (Stage.LINGERING, Stage.ENDED)
+"""The stages in which no request is answered any more."""
+
+
 class ClientConnection(asyncio.Protocol):
     """One connection. It is the ``Downstream`` of the answer it carries; there is one at a time.
 
@@ -74,20 +94,17 @@ class ClientConnection(asyncio.Protocol):
         """The future that the serving task awaits between two requests."""
         self._request: ClientRequest | None = None
         """The one being answered."""
-        self._closing = False
-        """No further request is answered."""
+        self._stage = _SERVING
         self._source: ByteSource | None = None
         self._writable = True
         self._waiters: list[asyncio.Future[None]] = []
         self._since_s = self._loop.time()
         """Start of the present wait: for a request, for its rest, for the client to read, for the linger."""
-        self._lingering = False
         self._probes: DepartureProbes | None = None
         self._cut: RouterError | None = None
         self._lent_to: AnswerDriver | None = None
         self.file = -1
         # Attributes of the present answer (see Downstream):
-        self._keep_alive = True
         self.path = ""
         self.page_fields: Sequence[Header] = ()
         self.received_s = self._since_s
@@ -105,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
         plain = transport.get_extra_info("sslcontext") is None
         if plain and (connected := transport.get_extra_info("socket")) is not None:
             self.file = connected.fileno()
-        self._reader = RequestReader(self._check_of(transport), bodies=self._plane.bodies)
+        self._reader = RequestReader(self._check_of(transport), bodies=self._plane.bodies, hold=self._hold_reading)
         self._connections.add(self)
         self._plane.metrics.connections_changed(1)
         self._plane.deadlines.add(self)
@@ -116,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.gone = True
-        self._closing = True
+        self._stage = Stage.ENDED
         if self._lent_to is not None:
             self._lent_to.take_back()
         self.file = -1
@@ -139,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
 
         Returning False closes the transport, behind what is still to be written.
         """
-        if self._closing or self._request is None:
+        if self._stage in _OVER or self._request is None:
             return False
         if self.http_10 or self._transport.get_extra_info("sslcontext") is not None:
             self._transport.abort()  # HTTP/1.0 has no probe, and TLS no half-closed state: the client counts as gone
@@ -158,7 +175,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
-        if self._closing or reader.stopped:
+        if self._stage in _OVER or reader.stopped:
             return
         if not reader.reading and data.startswith(HTTP2_PREFACE):
             self._transport.write(HTTP2_GOAWAY)
@@ -166,12 +183,22 @@ class ClientConnection(asyncio.Protocol):
             return
         was_reading = reader.reading
         requests = reader.feed(data)
-        if reader.reading and (requests or not was_reading):
+        if reader.reading and (requests or not was_reading or reader.stage_begins()):
             self._since_s = self._loop.time()
         self._waiting += requests
         if len(self._waiting) > 1 and self._sent_too_far_ahead():
             reader.stopped = True
         self._next()
+
+    def _hold_reading(self, held: bool) -> None:
+        """Read nothing while the answer is behind with a body that it reads while it comes."""
+        if self._transport.is_closing():
+            return
+        if held:
+            self._transport.pause_reading()
+        else:
+            self._since_s = self._loop.time()
+            self._transport.resume_reading()
 
     def _sent_too_far_ahead(self) -> bool:
         waiting = self._waiting
@@ -193,7 +220,7 @@ class ClientConnection(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """uvicorn shuts down: close when idle, else behind the answer."""
-        self._keep_alive = False
+        self.close_after()
         if self._request is None and not self._waiting and not self._reader.reading:
             self._close()
 
@@ -202,10 +229,10 @@ class ClientConnection(asyncio.Protocol):
 
         One of which nothing was sent gets the error as its answer, a stream an error event; both then close.
         """
-        self._keep_alive = False
+        self.close_after()
         self._cut = error
         if self._request is None or self._serving is None:
-            reading = self._reader.reading and not self._closing
+            reading = self._reader.reading and self._stage not in _OVER
             if reading:
                 self._refuse_input(error)
             return reading
@@ -218,7 +245,7 @@ class ClientConnection(asyncio.Protocol):
     # one answer after the other ------------------------------------------------------------------------------
     def _next(self) -> None:
         """Start on the next request, if none is being answered."""
-        if self._request is not None or self._closing:
+        if self._request is not None or self._stage in _OVER:
             return
         if not self._waiting:
             self._after_last()
@@ -231,7 +258,11 @@ class ClientConnection(asyncio.Protocol):
         self.http_10 = request.http_10
         self.bodiless = request.method == "HEAD"
         self.committed = False
-        self._keep_alive = self._keep_alive and request.keep_alive
+        if not request.keep_alive:
+            self.close_after()
+        if request.stream is not None and self._reader.expects_continue:
+            self._reader.expects_continue = False
+            self._transport.write(CONTINUE)
         if self._serving is None:
             self._serving = self._loop.create_task(self._serve())
             self._serving.add_done_callback(self._ended)
@@ -252,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
             self._answered(request)
             del request  # an idle connection keeps nothing of it
             self._go_on()
-            if self._request is None and not self._closing:
+            if self._request is None and self._stage not in _OVER:
                 self._arrival = self._loop.create_future()
                 await self._arrival
 
@@ -291,6 +322,8 @@ class ClientConnection(asyncio.Protocol):
         self.between_events = False
         if request.body:
             request.drop_body()
+        if request.stream is not None:
+            request.stream.break_off()
 
     def _ended(self, serving: asyncio.Task[None]) -> None:
         """The last answer was cancelled or failed, or there is none to come."""
@@ -309,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
         if self._transport.is_closing():
             return
         self._since_s = self._loop.time()
-        if self._keep_alive:
+        if self._stage is _SERVING:
             self._next()
         elif self._reader.reading:
             self._linger()
@@ -321,13 +354,12 @@ class ClientConnection(asyncio.Protocol):
         self.committed = False
         self.bodiless = False
         self.path, self.page_fields = self._reader.path, ()
-        self._keep_alive = False
+        self.close_after()
         self.refuse(error)
         self._linger()
 
     def _linger(self) -> None:
-        self._closing = True
-        self._lingering = True
+        self._stage = Stage.LINGERING
         self._since_s = self._loop.time()
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -335,20 +367,22 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def _close(self) -> None:
-        if not self._closing:
+        if self._stage not in _OVER:
             self._since_s = self._loop.time()
-        self._closing = True
+            self._stage = Stage.ENDED
         self._transport.close()
 
     # Downstream ----------------------------------------------------------------------------------------------
     def keeps_alive(self) -> bool:
-        self._keep_alive = (
-            self._keep_alive
-            and not self.http_10
-            and not self._plane.draining()
-            and (not self._reader.stopped or bool(self._waiting))
-        )
-        return self._keep_alive
+        stopped = self._reader.stopped and not self._waiting
+        if self.http_10 or stopped or self._plane.draining() or self._answers_early():
+            self.close_after()
+        return self._stage is _SERVING
+
+    def _answers_early(self) -> bool:
+        """Whether an answer now comes before the body of its request: the rest is not read."""
+        stream = None if self._request is None else self._request.stream
+        return stream is not None and not stream.ended
 
     def write(self, data: bytes) -> None:
         if self._lent_to is not None:
@@ -380,10 +414,11 @@ class ClientConnection(asyncio.Protocol):
             source.pause_reading()
 
     def close_after(self) -> None:
-        self._keep_alive = False
+        if self._stage is _SERVING:
+            self._stage = _LAST
 
     def abort(self) -> None:
-        self._closing = True
+        self._stage = Stage.ENDED
         self._transport.abort()
 
     def break_off(self, last_words: bytes) -> None:
@@ -394,7 +429,7 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def may_lend(self) -> bool:
-        return self._writable and not self._closing and self._transport.get_write_buffer_size() == 0
+        return self._writable and self._stage not in _OVER and self._transport.get_write_buffer_size() == 0
 
     def lend(self, to: AnswerDriver) -> None:
         self._lent_to = to
@@ -426,14 +461,16 @@ class ClientConnection(asyncio.Protocol):
         """Compare the waits for the client with their limits."""
         settings = self._plane.settings
         waited_s = now_s - self._since_s
-        if self._lingering:
+        if self._stage is Stage.LINGERING:
             if waited_s > LINGER_S:
                 self._transport.abort()
-        elif self._closing or not self._writable:  # a last answer that is not read also keeps its connection open
+        elif self._stage is Stage.ENDED or not self._writable:  # an unread last answer keeps its connection open, too
             if waited_s > settings.chunk_timeout_s:
                 self.abort()
         elif self._request is not None:
-            return
+            stream = self._request.stream
+            if stream is not None and stream.awaited and waited_s > settings.client_timeout_s:
+                stream.break_off(RequestTimeoutError(_too_slow(settings.client_timeout_s)))
         elif self._reader.reading:
             if waited_s > settings.client_timeout_s:
                 self._refuse_input(RequestTimeoutError(_too_slow(settings.client_timeout_s)))

@@ -1,4 +1,4 @@
-"""Bytes of a client connection in, whole requests out. No I/O: the connection feeds it and reads what it found.
+"""Bytes of a client connection in, requests out. No I/O: the connection feeds it and reads what it found.
 
 Rules of this file: nothing is forwarded before its framing is unambiguous (RFC 9112 section 6: one framing, no obsolete
 folding, no unknown transfer coding), every buffer has a bound, and every refusal gives its reason.
@@ -17,6 +17,7 @@ from dualmap.router.errors import BodyTooLargeError, HeadersTooLargeError, Inval
 from dualmap.router.http.body_budget import UNKNOWN_CALLERS, BodyBudget
 from dualmap.router.http.paths import FILES_PATH, INFERENCE_PATHS, is_inference, meant_path, split_target
 from dualmap.router.http.plain_heads import Header, ReadRequest, read_request
+from dualmap.router.http.streamed_body import StreamedBody
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.scheduling.values import record
 
@@ -35,6 +36,8 @@ CRUMB_BYTES = 4 << 10
 DISCARDED_BODY_BYTES = 64 << 10
 """A refused request keeps its connection if its body is announced to be no longer than this."""
 
+STAGE_BYTES = 256 << 10
+"""The part of a body for which a client has the time of a request, where the body is answered while it comes."""
 
 _NOT_INDEXED: Final = dict[bytes, bytes]().get
 _PLAIN_PATHS: Final = {path.encode(): path for path in INFERENCE_PATHS}
@@ -53,6 +56,10 @@ class ClientRequest:
     keep_alive: bool
     _: KW_ONLY
     body: bytes = b""
+    streams: bool = False
+    """The request is answered while its body comes."""
+    stream: StreamedBody | None = None
+    """The body of such a request."""
     refusal: RouterError | None = None
     """Set when the request was refused by its head; the body was thrown away."""
     caller: Caller | None = None
@@ -125,9 +132,12 @@ class RequestReader:
         max_header_bytes: int = MAX_HEADER_BYTES,
         max_headers: int = MAX_HEADERS,
         read_plain: ReadRequest = read_request,
+        hold: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        """``read_plain`` reads heads in place of the parser."""
+        """``read_plain`` reads heads in place of the parser. ``hold`` stops feeding (True), or lets it continue, where
+        a body is read while it comes."""
         self._check_head = check_head
+        self._hold = hold
         self._read_plain = read_plain
         self._plain_body_left = 0
         """Bytes that are missing of a body behind a plain head."""
@@ -139,6 +149,8 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._fed = b""
         self._complete: list[ClientRequest] = []
+        self._ended_one = False
+        """A request has ended in the present feed."""
         self._seen = False
         """The present feed made the parser hand over a head, a piece of a body or the end of a request."""
         self._request: ClientRequest | None = None
@@ -155,7 +167,7 @@ class RequestReader:
     def _begin(self) -> None:
         self._earlier: list[bytes] = []
         """Bytes that were fed since the request began, while its head is not whole."""
-        self._pipelined = bool(self._complete)
+        self._pipelined = self._ended_one
         """The request began after another one in the same feed."""
         self._target = b""
         self._fields: list[Header] = []
@@ -171,6 +183,7 @@ class RequestReader:
         """Bytes of both."""
         self._body_bytes = 0
         self._body_limit = 0
+        self._stage = 0
         self._chunks = 0
         self._extension_bytes = 0
         """Bytes of the body's framing beyond what its chunks need; below 0 where a feed cut them."""
@@ -182,9 +195,10 @@ class RequestReader:
         return self._request.path if self._request is not None else ""
 
     def feed(self, data: bytes) -> list[ClientRequest]:
-        """Read on; returns the requests completed by ``data`` (which may be several, or none)."""
+        """Read on; returns the requests completed by ``data`` (which may be several, or none). One whose body streams
+        counts as complete once its head is."""
         self._complete = []
-        self._seen = False
+        self._seen = self._ended_one = False
         request = self._request
         if request is not None:
             body_bytes, chunks = self._body_bytes, self._chunks
@@ -233,6 +247,7 @@ class RequestReader:
             self._stop(refusal)
             return b""
         self._request, self.reading = None, False
+        self._ended_one = True
         self._complete.append(request)
         return data[end:]
 
@@ -291,13 +306,22 @@ class RequestReader:
             self._earlier.append(data)
         return b""
 
-    def drop_body(self) -> None:
-        """The request being read will not be complete."""
+    def stage_begins(self) -> bool:
+        """Whether another ``STAGE_BYTES`` have come, since the last call, of a body that is answered meanwhile."""
+        if self._request is None or self._request.stream is None:
+            return False
+        stage, self._stage = self._stage, self._body_bytes // STAGE_BYTES
+        return self._stage > stage
+
+    def drop_body(self, refusal: RouterError | None = None) -> None:
+        """The request being read will not be complete. ``refusal``: why."""
+        if self._request is not None and self._request.stream is not None:
+            self._request.stream.break_off(refusal)
         self._bodies.give_back(self._held_bytes, self._pays)
         self._drop_pieces()
 
     def _stop(self, refusal: RouterError | None) -> None:
-        self.drop_body()
+        self.drop_body(refusal)
         self.stopped = True
         self.refusal = refusal
 
@@ -366,6 +390,9 @@ class RequestReader:
         if (expected := request.get(b"expect")) is not None and expected.lower() == b"100-continue":
             # RFC 9110 section 10.1.1: HTTP/1.0 knows no informational answers.
             self.expects_continue = request.refusal is None and not request.http_10
+        if request.streams and request.refusal is None:
+            request.stream = StreamedBody(self._bodies, self._pays, self._hold)
+            self._complete.append(request)
 
     def _admit(self, request: ClientRequest) -> None:
         """Check a head, and find out how long a body may follow; one that is refused keeps its connection if its body
@@ -398,6 +425,9 @@ class RequestReader:
         if self._body_bytes > self._body_limit:
             self._refuse(self._too_large(request))
         try:
+            if request.stream is not None:
+                request.stream.feed(piece)
+                return
             self._bodies.take(len(piece), self._pays)
         except RouterError as refusal:
             self._refuse(refusal)
@@ -426,7 +456,9 @@ class RequestReader:
             return
         request = self._request
         assert request is not None
-        if request.refusal is None:
+        if request.stream is not None:
+            request.stream.end()
+        elif request.refusal is None:
             pieces = self._pieces
             request.body = pieces[0] if len(pieces) == 1 and not self._crumbs else b"".join((*pieces, self._crumbs))
             request.bodies, request.counted_for = self._bodies, self._pays
@@ -434,7 +466,9 @@ class RequestReader:
         self._drop_pieces()
         self.expects_continue = False
         self.reading = False
-        self._complete.append(request)
+        self._ended_one = True
+        if request.stream is None:
+            self._complete.append(request)
         if not request.keep_alive:
             self.stopped = True
 

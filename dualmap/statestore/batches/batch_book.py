@@ -12,8 +12,9 @@ The lease stands beside the claim, which never changes: to renew it interferes w
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -30,6 +31,10 @@ PLAN: Final = "plan"
 """The task of checking the input file and of dividing it into ranges."""
 END: Final = "end"
 """The task of writing the files of answers and errors."""
+MOST_UNNAMED: Final = 1000
+"""Files and batches that no record names of which the book notes that, at a time."""
+_CLEANED_NEXT: Final = ":next"
+"""The field of ``batches_unnamed`` with the time of the next round."""
 _LEASE: Final = ":lease"
 """Behind the name of a task: the field with the lease of its claim."""
 
@@ -74,8 +79,14 @@ class BatchBook(Changes):
     # files -------------------------------------------------------------------------------------------------------
     @checks_replies
     async def put_file(self, file: FileRecord) -> None:
-        key = self._names.batch_files(file.tenant)
-        await self._make(Change((("HSET", key, file.file_id, _encode(file)),)))
+        await self._make(Change(self._files_put([file])))
+
+    def _files_put(self, files: Sequence[FileRecord]) -> list[Command]:
+        keys, commands = self._names, list[Command]()
+        for each in files:
+            commands.append(("HSET", keys.batch_files(each.tenant), each.file_id, _encode(each)))
+            commands.append(("HSET", keys.batch_owners, each.tenant, "1"))
+        return commands
 
     @checks_replies
     async def file(self, tenant: str, file_id: str) -> FileRecord | None:
@@ -94,6 +105,43 @@ class BatchBook(Changes):
     async def remove_file(self, tenant: str, file_id: str) -> bool:
         made = await self._make(Change((("HDEL", self._names.batch_files(tenant), file_id),)))
         return made is not None and bool(made[1])
+
+    # what storage has and no record names ------------------------------------------------------------------------
+    @checks_replies
+    async def begin_cleaning(self, every_s: int) -> bool:
+        """Whether the caller looks for such files now: of all replicas one does, once in so many seconds."""
+        key, now_s = self._names.batches_unnamed, await self.now_s()
+        former = await self._calls.command("HGET", key, _CLEANED_NEXT)
+        if former is not None and int(former) > now_s:
+            return False
+        begun = Change((("HSET", key, _CLEANED_NEXT, now_s + every_s),), ((key, _CLEANED_NEXT, former),))
+        return await self._make(begun) is not None
+
+    @checks_replies
+    async def unnamed(self, found: Iterable[str]) -> Mapping[str, int]:
+        """Those of these ids of files and batches that no record names, of batches those that are not open, and since
+        when that is known, in seconds since 1970. The book notes at most ``MOST_UNNAMED`` of them."""
+        key, now_s = self._names.batches_unnamed, await self.now_s()
+        named = await self._named()
+        missing = [*islice((each for each in sorted(found) if each not in named), MOST_UNNAMED)]
+        former = each_readable(
+            pairs_from(await self._calls.command("HGETALL", key)), lambda _, text: int(text.decode())
+        )
+        former.pop(_CLEANED_NEXT, None)
+        since = {each: former.get(each, now_s) for each in missing}
+        gone = former.keys() - since.keys()
+        commands: list[Command] = [("HSET", key, *new) for new in since.items() if new[0] not in former]
+        commands += [("HDEL", key, *sorted(gone))] if gone else []
+        if commands:
+            await self._make(Change(commands))
+        return since
+
+    async def _named(self) -> frozenset[str]:
+        named = {*await self.open()}
+        for tenant in await self._calls.command("HKEYS", self._names.batch_owners):
+            files = await self._calls.command("HKEYS", self._names.batch_files(tenant.decode(errors="replace")))
+            named.update(each.decode(errors="replace") for each in files)
+        return frozenset(named)
 
     # batches -----------------------------------------------------------------------------------------------------
     @checks_replies
@@ -133,7 +181,7 @@ class BatchBook(Changes):
         keys, batch_id = self._names, former.batch_id
         own = keys.batches(former.tenant)
         commands: list[Command] = [("HSET", own, batch_id, _encode(new))]
-        commands += [("HSET", keys.batch_files(each.tenant), each.file_id, _encode(each)) for each in files]
+        commands += self._files_put(files)
         if new.is_over:
             commands.append(("HDEL", keys.batches_open, batch_id))
             commands.append(("DEL", keys.batch_claims(batch_id), keys.batch_done(batch_id)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import io
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from dualmap.router.batches.service import Batches, open_batches
+from dualmap.router.batches.upload_form import UploadForm
 from dualmap.router.errors import (
     BodyTooLargeError,
     ConflictError,
@@ -20,6 +22,7 @@ from dualmap.router.settings import BatchSettings
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.memory import MemoryStore
+from tests.support.batches import FORM_TYPE, form_of
 
 ACME, OTHER = Caller(Tenant("acme"), "ci"), Caller(Tenant("other"), "ci")
 
@@ -32,8 +35,17 @@ def batches(tmp_path: Path) -> Batches:
     return found
 
 
-async def uploaded(batches: Batches, size_bytes: int = 10, caller: Caller | None = ACME) -> str:
-    return (await batches.upload(caller, "lines.jsonl", "batch", io.BytesIO(b"x" * size_bytes))).file_id
+async def sent(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), 100):
+        yield body[start : start + 100]
+
+
+async def uploaded(batches: Batches, size_bytes: int = 10, caller: Caller | None = ACME, **form: str) -> str:
+    return (await batches.upload(caller, UploadForm(FORM_TYPE), sent(form_of(b"x" * size_bytes, **form)))).file_id
+
+
+def files_in(folder: Path) -> list[Path]:
+    return [each for each in folder.rglob("*") if each.is_file()]
 
 
 async def made(batches: Batches, file_id: str, window: str = "24h") -> str:
@@ -50,6 +62,18 @@ async def test_a_file_has_its_limit_of_bytes_and_so_have_all_of_a_tenant(batches
     await uploaded(batches, 2048, OTHER)
 
 
+async def test_nothing_is_kept_of_a_file_that_is_refused(batches: Batches, tmp_path: Path) -> None:
+    with pytest.raises(BodyTooLargeError):
+        await uploaded(batches, 5000)
+    with pytest.raises(InvalidRequestError, match="purpose must be 'batch'"):
+        await uploaded(batches, purpose="fine-tune")
+    with pytest.raises(InvalidRequestError, match="breaks off"):
+        await batches.upload(ACME, UploadForm(FORM_TYPE), sent(form_of(b"x")[:-6]))
+
+    assert await batches.book.files("acme") == []
+    assert files_in(tmp_path) == []
+
+
 async def test_a_tenant_has_a_limit_of_files_and_makes_room_by_deleting_one(batches: Batches) -> None:
     files = [await uploaded(batches) for _ in range(4)]
     with pytest.raises(RateLimitError, match="delete some"):
@@ -60,6 +84,30 @@ async def test_a_tenant_has_a_limit_of_files_and_makes_room_by_deleting_one(batc
     await uploaded(batches)
     with pytest.raises(NotFoundError):
         await batches.file(ACME, files[0])
+
+
+async def test_files_count_while_they_are_uploaded(batches: Batches) -> None:
+    begun, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield form_of(b"x" * 1500)[:-20]
+        begun.release()
+        await go_on.wait()
+        yield form_of(b"x" * 1500)[-20:]
+
+    uploads = [asyncio.create_task(batches.upload(ACME, UploadForm(FORM_TYPE), slow())) for _ in range(3)]
+    for _ in uploads:
+        await begun.acquire()
+    with pytest.raises(RateLimitError, match=r"raise router\.batches\.max_stored_bytes"):
+        await uploaded(batches, 1500)
+    await uploaded(batches)
+    with pytest.raises(RateLimitError, match=r"raise router\.batches\.max_files"):
+        await uploaded(batches)
+    await uploaded(batches, 2000, OTHER)
+    go_on.set()
+
+    assert len([await each for each in uploads]) == 3
+    assert batches._arriving_bytes("acme") == 0
 
 
 async def test_files_and_batches_are_seen_by_their_tenant_alone(batches: Batches) -> None:
