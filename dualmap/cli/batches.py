@@ -1,4 +1,4 @@
-"""``dualmap batches``: batches that are not over, and how far they are, through any replica's ``/admin``."""
+"""``dualmap batches``: batches that are not over, how far they are, and their end, through any replica's ``/admin``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from dualmap.cli.admin_api import AdminApi, add_connection_arguments
 from dualmap.cli.as_json import as_json
+from dualmap.cli.errors import UsageError
 from dualmap.cli.settings import Settings
 from dualmap.scheduling.batches.batch import ENDED
 from dualmap.simulation.figures.terminal import terminal
@@ -22,6 +23,10 @@ _COLUMNS = ("batch", "tenant", "status", "", "answered", "failed", "lines", "end
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_connection_arguments(parser)
     parser.add_argument("--tenant", metavar="NAME", help="all batches of this tenant, also those that are over")
+    parser.add_argument(
+        "--cancel", action="store_true", help="cancel all batches of the tenant that are not over, by --tenant"
+    )
+    parser.add_argument("--key", metavar="NAME", help="with --cancel: those alone that were made with this key")
     parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
 
 
@@ -31,11 +36,27 @@ def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     query = {} if arguments.tenant is None else {"tenant": arguments.tenant}
+    if arguments.cancel:
+        return _cancel(arguments, settings, query)
+    if arguments.key is not None:
+        raise UsageError("--key is for --cancel: batches are listed by their tenant alone")
     found = AdminApi(arguments, settings).call("GET", "/batches", query=query)
     if arguments.json:
         print(as_json(found))
     else:
         terminal().print(batches_table(found))
+    return 0
+
+
+def _cancel(arguments: argparse.Namespace, settings: Settings, query: dict[str, str]) -> int:
+    if not query:
+        raise UsageError("name the tenant whose batches are to be cancelled (--tenant)")
+    if arguments.key is not None:
+        query["key"] = arguments.key
+    cancelled = AdminApi(arguments, settings).call("POST", "/batches/cancel", query=query)["cancelled"]
+    print(
+        as_json({"cancelled": cancelled}) if arguments.json else "\n".join([*cancelled, f"{len(cancelled)} cancelled"])
+    )
     return 0
 
 

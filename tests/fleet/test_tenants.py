@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import redis
+from openai import OpenAI
 
 from dualmap.cli.main import main
 from dualmap.scheduling.tenants.budgets import KINDS
@@ -68,7 +69,8 @@ def usage_of(fleet: Fleet, tenant: str) -> Mapping[str, int]:
 
 @pytest.fixture(scope="module")
 def shared_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with running_fleet(tmp_path_factory.mktemp("tenants"), OPTIONS) as fleet:
+    directory = tmp_path_factory.mktemp("tenants")
+    with running_fleet(directory, (*OPTIONS, "--router.batches.storage", str(directory / "files"))) as fleet:
         yield fleet
 
 
@@ -256,3 +258,30 @@ def test_what_a_dead_replica_drew_comes_back_and_what_was_answered_stays(tmp_pat
         answered = metered["prompt_tokens"] + metered["output_tokens"]
         assert (metered["lost"] > 0) == (None in ended), "lost are those that went by the replica that was killed"
         assert answered >= counted, "of these no answer is counted"
+
+
+def test_a_key_that_is_revoked_ends_the_batches_that_it_made(shared_fleet: Fleet) -> None:
+    fleet, endpoint = shared_fleet, ("--url", shared_fleet.endpoint)
+    made = key_in(fleet.dualmap("tenants", "create", "batcher", "--key", "ci", *endpoint))
+    other = key_in(fleet.dualmap("tenants", "add-key", "batcher", "web", *endpoint))
+    body = {"model": fleet.model, "prompt": "line", "max_tokens": 100, "ignore_eos": True}
+    lines = [
+        json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body})
+        for number in range(3000)
+    ]
+    base_url = f"{fleet.endpoint}/v1"
+    until(lambda: statuses(fleet, replica_urls(fleet), made) == [200] * 3, "the key is known")
+    with OpenAI(base_url=base_url, api_key=made) as first, OpenAI(base_url=base_url, api_key=other) as second:
+        file = first.files.create(file=("lines.jsonl", "\n".join(lines).encode()), purpose="batch")
+        batch = first.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+        until(lambda: (second.batches.retrieve(batch.id).request_counts or batch).completed > 0, "some are answered")
+
+        fleet.dualmap("tenants", "revoke", "batcher", "ci", *endpoint)
+
+        until(lambda: second.batches.retrieve(batch.id).status == "completed", "the batch is over")
+        over = second.batches.retrieve(batch.id)
+        errors = [json.loads(line) for line in second.files.content(over.error_file_id or "").text.splitlines()]
+    assert over.request_counts is not None
+    assert over.request_counts.completed < 3000
+    assert len(errors) == over.request_counts.failed
+    assert {each["response"]["status_code"] for each in errors} == {401}

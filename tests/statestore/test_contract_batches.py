@@ -51,6 +51,29 @@ async def test_files_are_those_of_a_tenant_the_latest_first(book: BatchBook) -> 
     assert await book.file("acme", "file-1") is None
 
 
+async def test_of_batches_that_are_over_those_are_remembered_that_were_made_last(
+    book: BatchBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def made(number: int, *, is_over: bool = True) -> None:
+        batch = replace(NEW, batch_id=f"batch_{number}", created_s=100 + number)
+        await book.create(batch)
+        if is_over:
+            assert await book.change(batch, batch.entered(Status.CANCELLED, 200))
+
+    async def names() -> list[str]:
+        return [each.batch_id for each in await book.batches("acme")]
+
+    monkeypatch.setattr(batch_book, "KEPT_OVER", 2)
+    await made(0, is_over=False)
+    for number in range(1, 5):
+        await made(number)
+    assert await names() == ["batch_4", "batch_3", "batch_2", "batch_0"]
+
+    monkeypatch.setattr(batch_book, "KEPT_BYTES", 10)
+    await made(5, is_over=False)
+    assert await names() == ["batch_5", "batch_0"]
+
+
 async def test_a_batch_is_open_until_it_is_over_and_nothing_is_left_of_its_tasks(book: BatchBook) -> None:
     await book.create(NEW)
     assert await book.open() == {"batch_1": "acme"}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from dualmap.router.admin.auth import ChangedBy
 from dualmap.router.batches.routes import BatchesParam, batch_object
+
+log = logging.getLogger(__name__)
 
 routes = APIRouter(prefix="/admin", tags=["batches"])
 
@@ -32,3 +36,22 @@ async def batches(
             for each in found
         ],
     }
+
+
+@routes.post("/batches/cancel")
+async def cancel(
+    batches: BatchesParam,
+    by: ChangedBy,
+    tenant: Annotated[str, Query(description="the tenant whose batches they are; empty: those of no tenant")],
+    key: Annotated[
+        str | None,
+        Query(
+            description="those alone that were made with its key of this name; `(token)`, `(gateway)`: by such a caller"
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """Cancel all batches of a tenant that are not over, as their clients may: no more of their requests begin, and what
+    was answered can be read."""
+    cancelled = [each.batch_id for each in await batches.cancel_all(tenant, key)]
+    log.info("batches cancelled tenant=%s key=%s batches=%d by=%s", tenant or None, key, len(cancelled), by)
+    return {"cancelled": cancelled}

@@ -86,6 +86,15 @@ class LineRunner:
             metrics.batch_lines.labels("tried again").inc()
             await self._clock.sleep(backoff_s(tries, first_s=_FIRST_WAIT_S, longest_s=_LONGEST_WAIT_S))
 
+    def _caller_of(self, batch: Batch) -> Caller | None:
+        """The sender of the lines; None where its tenant is removed, or the key of that name. One that was rotated is
+        the same key. Tokens and gateways name the tenant alone."""
+        tenants = self._plane.tenants
+        if batch.key_digest:
+            return tenants.by_name(batch.tenant, batch.key)
+        tenant = tenants.tenants.get(batch.tenant)
+        return None if tenant is None else Caller(tenant, batch.key, b"", batch.priority_class)
+
     async def _send(self, batch: Batch, line_id: str, line: BatchLine) -> LineClient:
         client = LineClient(batch.endpoint)
         fields = [
@@ -97,11 +106,12 @@ class LineRunner:
         body = {**line.body, **STREAMED} if self._streams(batch, line) else line.body
         request = ClientRequest("POST", batch.endpoint, b"", fields, False, True, body=orjson.dumps(body))
         if batch.tenant:
-            tenant = self._plane.tenants.tenants.get(batch.tenant)
-            if tenant is None:
-                client.refuse(InvalidApiKeyError(f"tenant {batch.tenant} was removed"))
+            request.caller = self._caller_of(batch)
+            if request.caller is None:
+                client.refuse(
+                    InvalidApiKeyError(f"tenant {batch.tenant}, or its key {batch.key}, is not there any more")
+                )
                 return client
-            request.caller = Caller(tenant, batch.key)
         bodies, request.counted_for = self._plane.bodies, request.pays
         try:
             bodies.take(len(request.body), request.counted_for)

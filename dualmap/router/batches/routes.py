@@ -109,7 +109,7 @@ class NewBatch(BaseModel):
     input_file_id: str
     endpoint: str
     completion_window: str = "24h"
-    metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]] | None, Field()] = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = None
 
 
 @routes.post("/batches")

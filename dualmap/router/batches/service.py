@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,6 +32,8 @@ _WINDOW: Final = re.compile(r"([1-9]\d{0,3})([mhd])")
 _SECONDS: Final = {"m": 60, "h": 3600, "d": 86400}
 _LONGEST_WINDOW_S: Final = 30 * 86400
 _MOST_METADATA: Final = 16
+_METADATA_BYTES: Final = 16 << 10
+"""Bytes of all pairs: they are in the batch's record, which replicas read again and again."""
 _CHANGES: Final = 8
 """Times that a change is tried while others change the same batch."""
 
@@ -60,6 +63,7 @@ class Batches:
         self.book = book
         self.settings = settings
         self._arriving = set[_Arrival]()
+        self._creates = asyncio.Lock()
 
     # files -------------------------------------------------------------------------------------------------------
     async def upload(self, caller: Caller | None, form: UploadForm, body: AsyncIterable[bytes]) -> FileRecord:
@@ -152,14 +156,16 @@ class Batches:
         file = await self.file(caller, input_file)
         if file.purpose != INPUT_PURPOSE:
             raise InvalidRequestError("the file was not uploaded with purpose 'batch'", param="input_file_id")
-        opened = sum(not each.is_over for each in await self.book.batches(file.tenant))
-        if opened >= self.settings.max_open:
-            raise RateLimitError(f"{opened} batches are not over yet; wait for some of them, or cancel them")
+        if sum(len(name.encode()) + len(text.encode()) for name, text in metadata.items()) > _METADATA_BYTES:
+            raise InvalidRequestError(f"metadata has over {_METADATA_BYTES} bytes", param="metadata")
+        await self._check_room(file.tenant, 1)  # its answers will be files
         now_s = await self.book.now_s()
         batch = Batch(
             batch_id=new_batch_id(),
             tenant=file.tenant,
             key="" if caller is None else caller.key,
+            key_digest="" if caller is None else caller.digest.hex(),
+            priority_class="" if caller is None else caller.priority_class,
             endpoint=endpoint,
             input_file=input_file,
             completion_window=window,
@@ -167,11 +173,18 @@ class Batches:
             expires_s=now_s + window_s,
             metadata=dict(metadata),
         )
-        await self.book.create(batch)
+        async with self._creates:  # else many at once would all be the last one that may be opened
+            opened = sum(not each.is_over for each in await self.book.batches(file.tenant))
+            if opened >= self.settings.max_open:
+                raise RateLimitError(f"{opened} batches are not over yet; wait for some of them, or cancel them")
+            await self.book.create(batch)
         return batch
 
     async def batch(self, caller: Caller | None, batch_id: str) -> Batch:
-        found = await self.book.batch(tenant_of(caller), batch_id) if is_id(batch_id) else None
+        return await self._batch(tenant_of(caller), batch_id)
+
+    async def _batch(self, tenant: str, batch_id: str) -> Batch:
+        found = await self.book.batch(tenant, batch_id) if is_id(batch_id) else None
         if found is None:
             raise NotFoundError(f"there is no batch {batch_id[:64]!r}; GET /v1/batches lists yours", param="batch_id")
         return found
@@ -183,8 +196,11 @@ class Batches:
         return Progress() if batch.is_over else await self.book.progress(batch)
 
     async def cancel(self, caller: Caller | None, batch_id: str) -> Batch:
+        return await self._cancel(tenant_of(caller), batch_id)
+
+    async def _cancel(self, tenant: str, batch_id: str) -> Batch:
         for _ in range(_CHANGES):
-            batch = await self.batch(caller, batch_id)
+            batch = await self._batch(tenant, batch_id)
             try:
                 cancelled = batch.cancelled(await self.book.now_s())
             except BatchTransitionError as error:
@@ -192,6 +208,15 @@ class Batches:
             if await self.book.change(batch, cancelled):
                 return cancelled
         raise ConflictError(f"batch {batch_id} is changed by others again and again; try again")
+
+    async def cancel_all(self, tenant: str, key: str | None = None) -> list[Batch]:
+        """Cancel all batches of a tenant that are not over, or those that were made with a key of this name."""
+        cancelled = []
+        for batch in await self.book.batches(tenant):
+            if not batch.is_over and key in (None, batch.key):
+                with suppress(ConflictError, NotFoundError):  # it has just ended
+                    cancelled.append(await self._cancel(tenant, batch.batch_id))
+        return cancelled
 
 
 def open_batches(settings: BatchSettings, book: BatchBook, *, forbidden_paths: Iterable[str] = ()) -> Batches | None:

@@ -49,13 +49,14 @@ class TenantDirectory:
         self.configured = {settings.name: settings for settings in tenants}
         """The tenants of the settings, by name, which stay as long as the replica runs."""
         self._keys_of: dict[str, tuple[bytes, ...]] = {}
-        """The keys of each tenant that was made in the running fleet."""
+        """The keys of each tenant, the latest of a name last."""
         for settings in tenants:
             tenant = settings.tenant()
             self.tenants[settings.name] = tenant
             for key in settings.keys:
                 digest = bytes.fromhex(key.hash)
                 self._callers[digest] = Caller(tenant, key.name, digest)
+            self._keys_of[settings.name] = tuple([bytes.fromhex(key.hash) for key in settings.keys])
         known = bool(self._api_keys) or bool(self._callers)
         self.is_closed = needs_key or known or tokens is not None or gateway is not None
         """Whether access needs a key."""
@@ -145,6 +146,13 @@ class TenantDirectory:
     def is_known(self, caller: Caller) -> bool:
         """Whether the key of a former request still gives access."""
         return caller.digest in self._callers if caller.digest else caller.tenant.name in self.tenants
+
+    def by_name(self, tenant: str, key: str) -> Caller | None:
+        """The caller by a key of this name, as it is now; None: the tenant has none."""
+        for digest in reversed(self._keys_of.get(tenant, ())):
+            if (caller := self._callers[digest]).key == key:
+                return caller
+        return None
 
     def owner(self, digest: bytes) -> str | None:
         """The tenant that has the key; None: no tenant."""

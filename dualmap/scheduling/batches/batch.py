@@ -69,6 +69,10 @@ class Batch:
     """The tenant whose batch it is; empty: no tenant."""
     key: str
     """The name of the key by which it was made."""
+    key_digest: str = ""
+    """The digest of that key; empty: it was no key that can be revoked."""
+    priority_class: str = ""
+    """The class that the token or the gateway of its maker names; empty: the tenant's own."""
     endpoint: str
     """The path of all of its requests."""
     input_file: str

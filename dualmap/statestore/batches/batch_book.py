@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Final
 
 import msgspec
@@ -31,6 +31,10 @@ PLAN: Final = "plan"
 """The task of checking the input file and of dividing it into ranges."""
 END: Final = "end"
 """The task of writing the files of answers and errors."""
+KEPT_OVER: Final = 1000
+"""Batches of a tenant that are over and remembered, those that were made last."""
+KEPT_BYTES: Final = 4 << 20
+"""Bytes of their records at most."""
 MOST_UNNAMED: Final = 1000
 """Files and batches that no record names of which the book notes that, at a time."""
 _CLEANED_NEXT: Final = ":next"
@@ -146,15 +150,16 @@ class BatchBook(Changes):
     # batches -----------------------------------------------------------------------------------------------------
     @checks_replies
     async def create(self, batch: Batch) -> None:
+        """Enter a batch. Of the tenant's that are over those are forgotten which were made long before."""
         keys = self._names
-        await self._make(
-            Change(
-                (
-                    ("HSET", keys.batches(batch.tenant), batch.batch_id, _encode(batch)),
-                    ("HSET", keys.batches_open, batch.batch_id, batch.tenant),
-                )
-            )
-        )
+        own = keys.batches(batch.tenant)
+        forgotten = _forgotten(pairs_from(await self._calls.command("HGETALL", own)))
+        commands: list[Command] = [
+            ("HSET", own, batch.batch_id, _encode(batch)),
+            ("HSET", keys.batches_open, batch.batch_id, batch.tenant),
+        ]
+        commands += [("HDEL", own, *forgotten)] if forgotten else []
+        await self._make(Change(commands))
 
     @checks_replies
     async def batch(self, tenant: str, batch_id: str) -> Batch | None:
@@ -264,6 +269,15 @@ class BatchBook(Changes):
 
     def _as_read(self, batch: Batch) -> tuple[bytes, str, bytes]:
         return self._names.batches(batch.tenant), batch.batch_id, _encode(batch)
+
+
+def _forgotten(found: Mapping[bytes, bytes]) -> list[str]:
+    """The batches to forget, of all that a tenant has."""
+    read = each_readable(found, lambda _, text: _batch_from(text))
+    over = sorted(((each.created_s, name) for name, each in read.items() if each.is_over), reverse=True)
+    sizes = accumulate(len(found[name.encode()]) for _, name in over)
+    kept = sum(size_bytes <= KEPT_BYTES for size_bytes in islice(sizes, KEPT_OVER))
+    return [name for _, name in over[kept:]]
 
 
 def _done_from(text: bytes) -> RangeDone:

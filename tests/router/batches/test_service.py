@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from dualmap.router.errors import (
     RateLimitError,
 )
 from dualmap.router.settings import BatchSettings
+from dualmap.router.tenants.directory import TOKEN
+from dualmap.scheduling.batches.batch import Batch, Status
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.tenants.tenant import Caller, Tenant
 from dualmap.statestore.memory import MemoryStore
@@ -110,6 +112,22 @@ async def test_files_count_while_they_are_uploaded(batches: Batches) -> None:
     assert batches._arriving_bytes("acme") == 0
 
 
+async def test_no_batch_is_made_where_its_answers_would_have_no_room(batches: Batches) -> None:
+    files = [await uploaded(batches) for _ in range(4)]
+    with pytest.raises(RateLimitError, match=r"raise router\.batches\.max_files"):
+        await made(batches, files[0])
+
+    await batches.delete(ACME, files[1])
+
+    await made(batches, files[0])
+
+
+async def test_metadata_is_bounded_by_its_bytes(batches: Batches) -> None:
+    file_id = await uploaded(batches)
+    with pytest.raises(InvalidRequestError, match="metadata has over 16384 bytes"):
+        await batches.create(ACME, file_id, "/v1/completions", "24h", {f"{n}": "€" * 500 for n in range(16)})
+
+
 async def test_files_and_batches_are_seen_by_their_tenant_alone(batches: Batches) -> None:
     file_id = await uploaded(batches)
     batch_id = await made(batches, file_id)
@@ -135,7 +153,21 @@ async def test_a_file_that_an_open_batch_reads_stays(batches: Batches) -> None:
     await batches.delete(ACME, file_id)
 
 
-async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches) -> None:
+async def test_all_open_batches_of_a_tenant_are_cancelled_or_those_of_one_key(batches: Batches) -> None:
+    file_id = await uploaded(batches)
+    by_token = Caller(ACME.tenant, TOKEN)
+    by_key = await made(batches, file_id)
+    batch = await batches.create(by_token, file_id, "/v1/completions", "24h", {})
+
+    assert await batches.cancel_all("other") == []
+    assert [each.batch_id for each in await batches.cancel_all("acme", TOKEN)] == [batch.batch_id]
+    assert [each.batch_id for each in await batches.cancel_all("acme")] == [by_key], (
+        "the other one is cancelled already"
+    )
+    assert {each.status for each in await batches.batches(ACME)} <= {Status.CANCELLING, Status.CANCELLED}
+
+
+async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     file_id = await uploaded(batches)
     first = await made(batches, file_id)
     await made(batches, file_id)
@@ -144,7 +176,16 @@ async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches) -> None:
 
     await batches.cancel(ACME, first)
 
-    await made(batches, file_id)
+    read = batches.book.batches
+
+    async def read_slowly(tenant: str) -> Sequence[Batch]:
+        found = await read(tenant)
+        await asyncio.sleep(0)
+        return found
+
+    monkeypatch.setattr(batches.book, "batches", read_slowly)
+    results = await asyncio.gather(*(made(batches, file_id) for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(each, str) for each in results) == 1
 
 
 @pytest.mark.parametrize("window", ["", "soon", "0h", "31d", "1.5h", "24"])
@@ -166,6 +207,15 @@ async def test_no_batch_reaches_a_path_that_the_operator_has_closed(tmp_path: Pa
         with pytest.raises(ForbiddenPathError, match=r"router\.forbidden_paths"):
             await closed.create(ACME, file_id, endpoint, "24h", {})
     await made(closed, file_id)
+
+
+async def test_a_batch_keeps_the_class_that_the_token_of_its_maker_named(batches: Batches) -> None:
+    caller = Caller(ACME.tenant, "(token)", b"", "low")
+    file = await uploaded(batches, caller=caller)
+
+    made = await batches.create(caller, file, "/v1/completions", "24h", {})
+
+    assert (await batches.batch(ACME, made.batch_id)).priority_class == "low"
 
 
 async def test_without_storage_there_are_no_batches() -> None:
