@@ -68,7 +68,7 @@ def read_line(text: bytes, endpoint: str, number: int) -> BatchLine:
 
 def doubled_id(custom_id: str, number: int) -> LineError:
     return LineError(
-        "duplicate_custom_id", f"custom_id {custom_id!r} is that of another line, too", number, "custom_id"
+        "duplicate_custom_id", f"custom_id {custom_id[:64]!r} is that of another line, too", number, "custom_id"
     )
 
 

@@ -17,7 +17,8 @@ from dualmap.cli.settings import Settings
 from dualmap.scheduling.batches.batch import ENDED
 from dualmap.simulation.figures.terminal import terminal
 
-_COLUMNS = ("batch", "tenant", "status", "", "answered", "failed", "lines", "ends in")
+_COLUMNS = ("batch", "tenant", "status", "", "answered", "failed", "lines", "window", "done in", "late by reason of")
+_RIGHT = frozenset({"answered", "failed", "lines", "window", "done in"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +64,7 @@ def _cancel(arguments: argparse.Namespace, settings: Settings, query: dict[str, 
 def batches_table(found: dict[str, Any]) -> Group:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in _COLUMNS:
-        justify: Literal["left", "right"] = "right" if name in ("answered", "failed", "lines", "ends in") else "left"
+        justify: Literal["left", "right"] = "right" if name in _RIGHT else "left"
         table.add_column(name, justify=justify, no_wrap=name == "batch", overflow="ignore")
     for each in found["batches"]:
         counts = each["request_counts"]
@@ -72,6 +73,8 @@ def batches_table(found: dict[str, Any]) -> Group:
             each["id"], each["tenant"], each["status"], ProgressBar(max(1, counts["total"]), done, width=20),
             f"{counts['completed']:,}", f"{counts['failed']:,}", f"{counts['total']:,}",
             "" if each["status"] in ENDED else _duration(each["expires_at"] - found["now"]),
+            "" if (ends_s := each["forecast"]["ends_at"]) is None else _duration(ends_s - found["now"]),
+            each["forecast"]["delay"] or "",
         )  # fmt: skip
     said = f"{len(found['batches'])} batches" if found["batches"] else "no batches"
     return Group(Text(said), table)

@@ -198,6 +198,9 @@ class UpstreamError(RouterError):
 
     status, type, code = 502, "api_error", "upstream_failed"
 
+    is_unreached = False
+    """No instance took the connection: none has seen the request."""
+
 
 class NoInstanceError(RouterError):
     """No instance is ready."""

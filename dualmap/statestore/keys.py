@@ -117,6 +117,7 @@ class FleetKeys(PoolKeys):
     batch_owners = _Key("batches:owners")
     batches_unnamed = _Key("batches:unnamed")
     batches_open = _Key("batches:open")
+    batch_lines = _Key("batches:lines")
     batch_claims = _KeyOf("batches:claims:")
     batch_done = _KeyOf("batches:done:")
 

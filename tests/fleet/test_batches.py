@@ -87,6 +87,7 @@ def test_every_line_of_a_batch_is_answered_once(fleet: Fleet, client: OpenAI) ->
         assert body["usage"]["completion_tokens"] == 3 * len(body["choices"])
     assert batch.id in [each.id for each in client.batches.list()]
     listed = [each.id for each in client.files.list()]
+    assert [each.id for each in client.files.list(order="asc", limit=1)] == listed[::-1]  # all pages of one
     assert {over.input_file_id, over.output_file_id} <= set(listed)
     client.files.delete(over.output_file_id or "")
     with pytest.raises(openai.NotFoundError, match="GET /v1/files"):
@@ -174,3 +175,34 @@ def test_a_killed_router_loses_and_doubles_no_line(fleet: Fleet, client: OpenAI)
     answers = read(client, over.output_file_id)
     assert sorted(each["custom_id"] for each in answers) == sorted(f"line-{number}" for number in range(1500))
     assert read(client, over.error_file_id) == []
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "text", "max_tokens": 3},
+    "/v1/embeddings": {"input": "text"},
+    "/v1/responses": {"input": "text", "max_output_tokens": 16},
+}
+
+
+@pytest.mark.parametrize("endpoint", sorted(BODIES))
+def test_every_endpoint_of_batches_is_answered(fleet: Fleet, client: OpenAI, endpoint: Any) -> None:
+    body = {"model": fleet.model, **BODIES[endpoint]}
+    lines = [line(fleet, number, url=endpoint, body=body) for number in range(20)]
+    text = "".join(json.dumps(each) + "\n" for each in lines)
+    file = client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+
+    over = ended(client, client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h"))
+
+    assert over.status == "completed"
+    assert read(client, over.error_file_id) == []
+    answers = read(client, over.output_file_id)
+    assert len({each["custom_id"] for each in answers}) == len(answers) == 20
+    parts = {"/v1/completions": "choices", "/v1/embeddings": "data", "/v1/responses": "output"}
+    assert all(each["response"]["body"][parts[endpoint]] for each in answers)
+
+
+def test_a_line_is_explained_by_its_id(fleet: Fleet, client: OpenAI) -> None:
+    over = ended(client, made(client, [line(fleet, 0)]))
+    (answer,) = read(client, over.output_file_id)
+
+    assert "instance-" in fleet.dualmap("explain", answer["id"], "--url", fleet.endpoint)

@@ -17,7 +17,7 @@ OPTIONS = (
     *(*QUICK, "--instances", "1", "--replicas", "1", "--workers", "1", "--time-scale", "2"),
     *("--preset", "qwen2.5-7b-910b4:kv_capacity_tokens=8192"),
 )
-LINES, ANSWER_TOKENS = 6, 300
+LINES, ANSWER_TOKENS = 6, 500
 
 
 def test_a_line_that_is_stopped_for_a_request_ends_with_all_of_its_tokens(tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_a_line_that_is_stopped_for_a_request_ends_with_all_of_its_tokens(tmp_pa
         text = "\n".join(map(json.dumps, lines)).encode()
         file = client.files.create(file=("lines.jsonl", io.BytesIO(text)), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")
-        until(lambda: len(fleet.live_requests()) >= 3, "lines run")
+        until(lambda: len(fleet.live_requests()) >= 5, "lines run")
 
-        client.completions.create(model=fleet.model, prompt="word " * 6200, max_tokens=2)
+        client.completions.create(model=fleet.model, prompt="word " * 6450, max_tokens=2)
 
         until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch is over")
         over = client.batches.retrieve(batch.id)

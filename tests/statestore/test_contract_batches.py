@@ -8,7 +8,7 @@ import pytest
 
 from dualmap.scheduling.batches.batch import Batch, RangeDone, Status
 from dualmap.statestore.batches import batch_book
-from dualmap.statestore.batches.batch_book import END, BatchBook, Claim, FileRecord
+from dualmap.statestore.batches.batch_book import END, REPORTED_FOR_MS, BatchBook, Claim, FileRecord
 from dualmap.statestore.connect import Store
 from tests.statestore.samples import HandClock
 from tests.support.batches import NEW_BATCH as NEW
@@ -159,6 +159,25 @@ async def test_what_was_under_way_counts_in_a_batch_that_is_cancelled(book: Batc
 
     assert await book.finish_range(running, claim, RangeDone("p", 3, 0))
     assert await book.claim(running, "1", "one", LEASE_MS) is None
+
+
+async def test_a_range_that_is_done_is_not_claimed_again(book: BatchBook, running: Batch) -> None:
+    assert await book.finish_range(running, await claimed(book, running, "0"), RangeDone("p", 16, 0))
+
+    assert await book.claim(running, "0", "one", LEASE_MS) is None
+    assert await book.ranges_done(running) == 1
+    assert await book.done(running) == {0}
+
+
+async def test_replicas_know_the_lines_of_each_other_for_a_while(book: BatchBook, clock: HandClock) -> None:
+    assert await book.exchange_lines("one", {"p/a": 3, "p/b": 1}) == {}
+    assert await book.exchange_lines("two", {"p/a": 2}) == {"p/a": 3, "p/b": 1}
+    assert await book.exchange_lines("one", {}) == {"p/a": 2}
+    assert await book.exchange_lines("three", {}) == {"p/a": 2}
+
+    clock.advance(REPORTED_FOR_MS + 1)
+
+    assert await book.exchange_lines("three", {}) == {}
 
 
 async def test_what_no_record_names_is_known_since_it_was_first_found(

@@ -178,6 +178,7 @@ async def live_through_a_batch(book: BatchBook) -> None:
         claim = await book.claim(running, task, "one", 10_000)
         assert claim is not None
     assert await book.finish_range(running, claim, RangeDone("p", 16, 0))
+    await book.exchange_lines("one", {"default/a": 3})
     await book.unnamed(["file-9"])
 
 

@@ -350,7 +350,9 @@ async def test_a_change_of_tenants_that_was_given_up_changes_nothing_when_it_is_
 
 _RUNNING = replace(NEW_BATCH.entered(Status.IN_PROGRESS, 1), lines=40)
 _FILE = FileRecord(file_id="file-2", tenant="acme", name="a", purpose="batch", size_bytes=1, created_s=1)
-BATCH_READS = frozenset({"file", "files", "batch", "batches", "open", "progress", "claims", "now_s"})
+BATCH_READS = frozenset(
+    {"file", "files", "batch", "batches", "open", "progress", "ranges_done", "done", "claims", "now_s"}
+)
 BATCH_CHANGES: dict[str, Callable[[BatchBook, Claim], Awaitable[Any]]] = {
     "put_file": lambda book, _: book.put_file(_FILE),
     "remove_file": lambda book, _: book.remove_file("acme", "file-1"),
@@ -359,6 +361,7 @@ BATCH_CHANGES: dict[str, Callable[[BatchBook, Claim], Awaitable[Any]]] = {
     "claim": lambda book, _: book.claim(_RUNNING, "1", "late", 60_000),
     "renew": lambda book, claim: book.renew(claim, 90_000),
     "give_back": lambda book, claim: book.give_back(claim),
+    "exchange_lines": lambda book, _: book.exchange_lines("one", {"default/a": 3}),
     "begin_cleaning": lambda book, _: book.begin_cleaning(60),
     "unnamed": lambda book, _: book.unnamed(["file-9"]),
     "finish_range": lambda book, claim: book.finish_range(_RUNNING, claim, RangeDone("late", 16, 0)),

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query
 
 from dualmap.router.admin.auth import ChangedBy
 from dualmap.router.batches.routes import BatchesParam, batch_object
+from dualmap.scheduling.batches.window import Outlook
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ async def batches(
     return {
         "now": now_s,
         "batches": [
-            batch_object(each, await batches.progress(each)) | {"tenant": each.tenant, "key": each.key}
+            batch_object(each, await batches.progress(each))
+            | {"tenant": each.tenant, "key": each.key, "forecast": forecast_of(batches.outlooks.get(each.batch_id))}
             for each in found
         ],
     }
@@ -55,3 +57,10 @@ async def cancel(
     cancelled = [each.batch_id for each in await batches.cancel_all(tenant, key)]
     log.info("batches cancelled tenant=%s key=%s batches=%d by=%s", tenant or None, key, len(cancelled), by)
     return {"cancelled": cancelled}
+
+
+def forecast_of(outlook: Outlook | None) -> dict[str, Any]:
+    """When the batch will be done at its present rate, and why that is too late, if it is."""
+    if outlook is None:
+        return {"ends_at": None, "delay": None}
+    return {"ends_at": None if outlook.ends_s is None else round(outlook.ends_s), "delay": outlook.delay}

@@ -14,7 +14,7 @@ import httptools
 
 from dualmap.api_bodies.whole_answer import whole_answer
 from dualmap.router.answers.sse import EVENT_END, event_data, json_object
-from dualmap.router.errors import RouterError, error_body
+from dualmap.router.errors import RouterError, UpstreamError, error_body
 from dualmap.router.http.downstream import ByteSource
 from dualmap.router.http.plain_heads import Header
 from dualmap.router.prompts.inference_request import CHAT_PATH
@@ -41,6 +41,8 @@ class LineClient:
         """The status of the answer; 0: there is none."""
         self.retry_after_s: float | None = None
         """When the router would take the request, where it refused it for now."""
+        self.is_unreached = False
+        """No instance has seen the request."""
         self.is_whole = False
         self._parser = httptools.HttpResponseParser(self)
         self._bytes = bytearray()
@@ -48,6 +50,8 @@ class LineClient:
         """The JSON object of the answer, once it is whole."""
         self._request_id = b""
         self._streams = False
+        self._cached_tokens = 0
+        """As they were expected when it was placed."""
 
     @property
     def request_id(self) -> str:
@@ -60,16 +64,23 @@ class LineClient:
         events = [json_object(data) for event in EVENT_END.split(bytes(self._bytes)) if (data := event_data(event))]
         return whole_answer([each for each in events if each is not None], chat=self.path == CHAT_PATH)
 
-    def used_tokens(self) -> int | None:
-        """The tokens of prompt and answer, as its instance reported them; None where it has no answer."""
+    def used_tokens(self) -> tuple[int, int] | None:
+        """The tokens of prompt and answer, and those of the prompt that were computed, as far as its instance reported
+        them; None where it has no answer."""
         usage = (self.body or {}).get("usage") if self.status == 200 else None
-        tokens = usage.get("total_tokens") if isinstance(usage, dict) else None
-        return tokens if isinstance(tokens, int) else None
+        if not isinstance(usage, dict):
+            return None
+        prompt, total = (usage.get(name) for name in ("prompt_tokens", "total_tokens"))
+        if not isinstance(prompt, int) or not isinstance(total, int):
+            return None
+        return total, max(0, prompt - self._cached_tokens)
 
     # callbacks of the parser ---------------------------------------------------------------------------------
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"x-request-id":
             self._request_id = value
+        elif name.lower() == b"x-dualmap-cached-tokens" and value.isdigit():
+            self._cached_tokens = int(value)
         elif name.lower() == b"content-type":
             self._streams = value.startswith(b"text/event-stream")
 
@@ -99,6 +110,7 @@ class LineClient:
             return self.abort()
         self.committed = self.is_whole = True
         self.status, self.retry_after_s = error.status, error.retry_after_s
+        self.is_unreached = isinstance(error, UpstreamError) and error.is_unreached
         self._request_id = dict(fields).get(b"x-request-id", b"")
         self.body = error_body(error, self.path)
         return None

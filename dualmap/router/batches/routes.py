@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import StreamingResponse
@@ -71,10 +71,17 @@ async def upload(request: Request, batches: BatchesParam, caller: Sender) -> dic
 
 @routes.get("/files")
 async def files(
-    batches: BatchesParam, caller: Sender, after: After = None, limit: Limit = 10_000, purpose: str | None = None
+    batches: BatchesParam,
+    caller: Sender,
+    after: After = None,
+    limit: Limit = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
 ) -> dict[str, Any]:
-    """List own files, the latest first."""
+    """List own files, the latest first; with order=asc the oldest."""
     found = [each for each in await batches.book.files(tenant_of(caller)) if purpose in (None, each.purpose)]
+    if order == "asc":
+        found.reverse()
     return _page(found, lambda each: each.file_id, file_object, after, limit)
 
 

@@ -24,6 +24,7 @@ from dualmap.router.errors import (
 from dualmap.router.http.paths import forbidden_path_finder
 from dualmap.router.settings import BatchSettings
 from dualmap.scheduling.batches.batch import Batch, BatchTransitionError, Progress
+from dualmap.scheduling.batches.window import Outlook
 from dualmap.scheduling.tenants.tenant import Caller
 from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
 
@@ -64,6 +65,8 @@ class Batches:
         self.settings = settings
         self._arriving = set[_Arrival]()
         self._creates = asyncio.Lock()
+        self.outlooks: Mapping[str, Outlook] = {}
+        """The forecast of each batch that is not over, as this replica sees it."""
 
     # files -------------------------------------------------------------------------------------------------------
     async def upload(self, caller: Caller | None, form: UploadForm, body: AsyncIterable[bytes]) -> FileRecord:

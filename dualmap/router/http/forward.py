@@ -93,7 +93,7 @@ async def serve_inference(request: ClientRequest, downstream: Downstream, plane:
         if inference_request is None:
             inference_request = await plane.long_bodies.read(request, request_id)
         request_id = inference_request.request_id
-        inference_request.client = request.client
+        inference_request.client, inference_request.only = request.client, request.only
         inference_request.may_pull = inference_request.leaves_load_open
         if caller is not None:
             inference_request.caller, inference_request.cut_off = caller, downstream.cut_off

@@ -78,6 +78,8 @@ class ClientRequest:
     """The target was sent otherwise than path and query are now."""
     client: str | None = None
     """Name of the verified certificate that the client showed; None without one."""
+    only: frozenset[str] | None = None
+    """The instances that it may be placed on, as the router itself says; None: any."""
     get: Callable[[bytes], bytes | None] = _NOT_INDEXED
     """The first field of a (lower-case) name."""
     all_differ: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dualmap.scheduling.request.eviction import EvictionRule, Shortage
+from dualmap.scheduling.request.eviction import AnswerUnderWay, EvictionRule, Shortage
 from dualmap.scheduling.request.machine import RequestMachine
 
 
@@ -40,11 +40,20 @@ class EvictableAnswers:
 
     def evict(self, rule: EvictionRule, class_rank: int, instance_id: str, shortage: Shortage) -> int:
         """Have answers leave the instance for a request of this class; returns how many were to."""
-        by_id = {}
-        for answer in self._answers.get(instance_id, ()):
-            if (under_way := answer.machine.under_way()) is not None:
-                by_id[under_way.request_id] = answer, under_way
-        leaving = rule.evicted(class_rank, shortage, [under_way for _, under_way in by_id.values()])
+        answers = self._under_way(instance_id)
+        leaving = rule.evicted(class_rank, shortage, [under_way for _, under_way in answers.values()])
         for request_id in leaving:
-            by_id[request_id][0].leave(f"a request of a higher class needs instance {instance_id}")
+            answers[request_id][0].leave(f"a request of a higher class needs instance {instance_id}")
         return len(leaving)
+
+    def evict_cheapest(self, rule: EvictionRule, instance_id: str, count: int) -> int:
+        """Have so many answers leave the instance, those first that lose least; returns how many were to."""
+        answers = self._under_way(instance_id)
+        leaving = rule.cheapest([under_way for _, under_way in answers.values()], count)
+        for request_id in leaving:
+            answers[request_id][0].leave(f"requests of higher classes need instance {instance_id}")
+        return len(leaving)
+
+    def _under_way(self, instance_id: str) -> dict[str, tuple[EvictableAnswer, AnswerUnderWay]]:
+        found = [(answer, answer.machine.under_way()) for answer in self._answers.get(instance_id, ())]
+        return {under_way.request_id: (answer, under_way) for answer, under_way in found if under_way is not None}

@@ -244,7 +244,7 @@ class InferenceRequest:
     priority_span: tuple[int, int] | None = None
     """Span of that field's value in a form."""
     only: frozenset[str] | None = None
-    """The instances that a gateway allows for it; None: any."""
+    """The instances that a gateway allows for it, or the router where it runs it by itself; None: any."""
     hides_first_token: bool = False
     """The answer does not pass here, so its first token is not seen."""
     hides_usage: bool = False

@@ -71,7 +71,7 @@ def refusal(refuse: Refuse, machine: RequestMachine, pool: ServedPool) -> Router
             | Refusal.CONTINUED_TOO_OFTEN
             | Refusal.BUDGET_SPENT
         ):
-            return exhausted(_last_failure(machine), _why_no_other_try(why, machine.tries))
+            return exhausted(_last_failure(machine), _why_no_other_try(why, machine.tries), machine.tries)
         case _:
             assert_never(why)
 
@@ -118,12 +118,14 @@ def _not_started(why: Refusal, served: ServedPool) -> RouterError:
     return InstanceStartingError(f"{said}; {advice}", retry_after_s=autoscale.start_s)
 
 
-def exhausted(failure: InstanceFailure, why: str) -> RouterError:
-    """The error for a client whose last try failed like this."""
+def exhausted(failure: InstanceFailure, why: str, tries: int) -> RouterError:
+    """The error for a client whose last try, of so many, failed like this."""
     message = f"no instance could answer ({why}); the last one: {failure}"
     if failure.kind in (FailureKind.TIMEOUT, FailureKind.TRANSFER):
         return UpstreamTimeoutError(message, retry_after_s=1.0)
-    return UpstreamError(message, retry_after_s=1.0)
+    error = UpstreamError(message, retry_after_s=1.0)
+    error.is_unreached = failure.kind is FailureKind.CONNECT and tries == 1
+    return error
 
 
 def _why_no_other_try(why: Refusal, tries: int) -> str:

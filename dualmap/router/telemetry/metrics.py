@@ -265,6 +265,10 @@ class RouterMetrics:
         self.batch_lines = make.counter(
             "dualmap_batch_lines", "Lines of batches by what came of them on this replica", "result"
         )
+        self.late_batches = make.gauge(
+            "dualmap_late_batches", "Batches that will not be done within their windows at their present rate, by why",
+            "reason",
+        )  # fmt: skip
         self.batch_lines_running = make.gauge(
             "dualmap_running_batch_lines", "Lines of batches that run on this replica"
         )

@@ -85,6 +85,8 @@ class Batch:
     """When it entered each status after the first."""
     lines: int = 0
     """Requests in all; 0 until they are counted."""
+    models: tuple[str, ...] = ()
+    """The models that its requests name, as they were first named."""
     errors: tuple[LineError, ...] = ()
     output_file: str = ""
     """The file of answers; empty: there is none."""

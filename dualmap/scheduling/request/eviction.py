@@ -93,12 +93,7 @@ class EvictionRule:
     def evicted(self, class_rank: int, shortage: Shortage, answers: Iterable[AnswerUnderWay]) -> list[str]:
         """The answers that leave, by their request ids: of the lowest class first, and of each class those that lose
         least, which were sent last. Nothing leaves that ends no shortage, even in a small part."""
-        below = [
-            each
-            for each in answers
-            if each.class_rank > class_rank and self.is_evictable(each.class_rank) and each.evictions < MOST_EVICTIONS
-        ]
-        below.sort(key=lambda each: (-each.class_rank, -each.since_s, each.request_id))
+        below = self._by_loss(each for each in answers if each.class_rank > class_rank)
         leave: list[str] = []
         prefill_tokens, kv_tokens = shortage.prefill_tokens, shortage.kv_tokens
         for each in below:
@@ -108,3 +103,12 @@ class EvictionRule:
                 prefill_tokens -= each.prefill_tokens
                 kv_tokens -= each.context_tokens
         return leave
+
+    def cheapest(self, answers: Iterable[AnswerUnderWay], count: int) -> list[str]:
+        """So many answers that may leave, by their request ids, those first that lose least."""
+        return [each.request_id for each in self._by_loss(answers)[:count]]
+
+    def _by_loss(self, answers: Iterable[AnswerUnderWay]) -> list[AnswerUnderWay]:
+        """The answers that may leave: of the lowest class first, and of each class those that were sent last."""
+        found = [each for each in answers if self.is_evictable(each.class_rank) and each.evictions < MOST_EVICTIONS]
+        return sorted(found, key=lambda each: (-each.class_rank, -each.since_s, each.request_id))

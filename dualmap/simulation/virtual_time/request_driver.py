@@ -5,7 +5,7 @@ What is left out is the network: calls of the store have their answers at once. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import assert_never
 
 from dualmap.scheduling.placing.placement import PlaceStatus, Search, SearchFailed
@@ -244,6 +244,18 @@ class RequestDriver:
         under_way = [answer for each in on_instance if (answer := each.under_way()) is not None]
         leave = rule.evicted(machine.spec.claim.class_rank, effect.shortage, under_way)
 
+        self._leave(instance_id, leave)
+
+    def evict_lines(self, instance_id: str, count: int) -> None:
+        """Have so many answers of the lowest class leave an instance, those first that lose least."""
+        rule = self._rules.eviction
+        if rule is None or count <= 0:
+            return
+        on_instance = [each for each in self.live.values() if each.answering_id == instance_id]
+        under_way = [answer for each in on_instance if (answer := each.under_way()) is not None]
+        self._leave(instance_id, rule.cheapest(under_way, count))
+
+    def _leave(self, instance_id: str, leave: Sequence[str]) -> None:
         def stop(_: float) -> None:
             for request_id in leave:
                 leaving = self.live.get(request_id)

@@ -9,13 +9,13 @@ The same trace, scenario and code give the same result to the last digit.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from math import inf
 
 from dualmap.runtime.collector import collected_seldom
-from dualmap.scheduling.batches.slack import FIRST_LINE_TOKENS, learned_line_tokens, room_for_replica
+from dualmap.scheduling.batches.slack import ExpectedLine, room_of, taken_by, worn_off
 from dualmap.scheduling.estimates.adapters import load_share
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
@@ -154,7 +154,11 @@ class Simulation:
         self._pairs: dict[str, tuple[str, str]] = {}
         """The prefill and the decode instance of requests whose decode leg was sent first."""
         self._outcomes: list[RequestOutcome] = []
-        self._line_tokens = float(FIRST_LINE_TOKENS)
+        self._expected_line = ExpectedLine()
+        self._people_seen_s: dict[str, float] = {}
+        """When each instance last had a request that is no line."""
+        self._taken_tokens: dict[str, float] = defaultdict(float)
+        """Tokens that lines which were begun on each instance have taken, as far as these have not worn off."""
 
     @property
     def engines(self) -> Mapping[str, Engine]:
@@ -309,8 +313,8 @@ class Simulation:
         self._enter(self._arrivals.take())
         return self._schedule_arrival()
 
-    def _enter(self, place: int) -> None:
-        """A request arrives at its router."""
+    def _enter(self, place: int, pinned_to: str | None = None) -> None:
+        """A request arrives at its router; ``pinned_to``: a line, for this instance."""
         now_s = self._now_s
         request, number = self._trace.requests[place], len(self._places)
         self._places.append(place)
@@ -329,7 +333,6 @@ class Simulation:
         if queue is not None and (queue or self._router_holds(queue)):
             self._parked[number] = chain
             return queue.park(number, now_s, request.input_tokens, outcome.slo_s, outcome.run)
-        pinned_to = None
         if self._pauses is not None and outcome.run:
             pinned_to = self._pauses.arrives(outcome.run, number, request.input_tokens, now_s)
             if pinned_to is None:
@@ -344,23 +347,36 @@ class Simulation:
             replica.leader.listen(self._now_s)
 
     def _begin_lines(self) -> None:
-        """Begin lines of batches where interactive requests leave room, as a replica does."""
-        for _ in range(self._room_for_lines()):
-            place = self._arrivals.take_line()
-            if place is None:
-                return
-            self._enter(place)
-
-    def _room_for_lines(self) -> int:
+        """Begin lines of batches where interactive requests leave room, as a replica does, and stop those that are too
+        many."""
         at_once, (replica,) = self._scenario.loop.lines_at_once, self.replicas
         if at_once is not None:
-            return at_once - self._arrivals.lines_under_way
-        return room_for_replica(
-            replica.pool.loads().values(),
-            slo_s=self._scheduling.slo_ttft_s,
-            line_tokens=round(self._line_tokens),
-            replicas=1,
+            for _ in range(at_once - self._arrivals.lines_under_way):
+                self._begin_line()
+            return
+        lines = Counter(
+            machine.instance_id for machine in replica.requests.live.values() if self._is_line(machine.request_id)
         )
+        loads = replica.pool.loads()
+        for place, (instance_id, load) in enumerate(sorted(loads.items())):
+            if load.in_flight > lines[instance_id]:
+                self._people_seen_s[instance_id] = self._now_s
+            quiet_s = self._now_s - self._people_seen_s.get(instance_id, 0.0)
+            taken_tokens = worn_off(self._taken_tokens[instance_id], load, LINES_BEGIN_EVERY_S)
+            room = room_of(load, lines[instance_id], quiet_s, self._expected_line, taken_tokens)
+            self._taken_tokens[instance_id] = taken_tokens + room.begins * taken_by(self._expected_line, load)
+            replica.requests.evict_lines(instance_id, lines[instance_id] - room.most)
+            for _ in range(room.begins):
+                self._begin_line(instance_id, place, len(loads))
+
+    def _begin_line(self, instance_id: str | None = None, place: int = 0, places: int = 1) -> None:
+        line = self._arrivals.take_line(place, places)
+        if line is not None:
+            self._enter(line, instance_id)
+
+    def _is_line(self, request_id: str) -> bool:
+        traced = self._traced(request_id)
+        return bool(traced.priority) and traced.priority == self._scenario.loop.lines
 
     def _note_last(self, _: float = 0.0) -> None:
         """Note the counters once no request will arrive any more."""
@@ -516,7 +532,7 @@ class Simulation:
         # Equal ids mean equal prefixes already: the engine needs no hashes of them.
         full_blocks = traced.hash_ids[: traced.input_tokens // self._trace.block_tokens]
         output_tokens = 1 if prefills else max(1, traced.output_tokens - machine.sent_tokens)
-        prompt_tokens = traced.input_tokens + machine.sent_tokens  # of an answer that goes on
+        prompt_tokens = self._prompt_tokens(machine, traced)
         peer = machine.source if leg is Leg.WHOLE else None
         request = EngineRequest(
             leg_id,
@@ -540,16 +556,21 @@ class Simulation:
             return replica.requests.report(machine, Ended(Outcome.CLIENT_ERROR))
         return replica.requests.report(machine, Sent())
 
+    def _prompt_tokens(self, machine: RequestMachine, traced: TraceRequest) -> int:
+        """The prompt of a request as it is sent now: with what was generated of an answer that is continued."""
+        return traced.input_tokens + machine.sent_tokens
+
     def _on_ended(self, machine: RequestMachine) -> None:
         """A request is over, however it went."""
         outcome = self._outcomes[int(machine.request_id)]
         outcome.tries, outcome.outcome = machine.tries, machine.outcome
         self._turn_over(outcome, self._places[int(machine.request_id)])
-        traced = self._traced(machine.request_id)
-        if traced.priority and traced.priority == self._scenario.loop.lines:
+        if self._is_line(machine.request_id):
             self._arrivals.line_ended()
             if machine.outcome in ANSWERED:
-                self._line_tokens = learned_line_tokens(self._line_tokens, traced.input_tokens + traced.output_tokens)
+                self._expected_line = self._expected_line.learned(
+                    outcome.input_tokens + outcome.output_tokens, outcome.input_tokens - (outcome.cached_tokens or 0)
+                )
         if self._arrivals.ended(self._places[int(machine.request_id)], self._now_s):
             self._schedule_arrival()
 

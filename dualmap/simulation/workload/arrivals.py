@@ -5,8 +5,8 @@
   have ended: that of its session before it, and those of the sessions in ``after``. The others come at their times.
 * Clients: a fixed number of clients, each of which plays one session after the other and is idle only while it thinks.
   A request without a session is a session of its own, so that such clients are always busy.
-* Lines of batches: requests of one priority class that come as there is room, in the order of the trace, until the last
-  of the others has come.
+* Lines of batches: requests of one priority class that come as there is room, each instance beginning at another part
+  of them, until the last of the others has come; all of them where there are no others.
 
 An answer that failed or was refused ends a turn as well. Nothing here waits or knows a clock: a replay drives it in
 real time and a simulation in virtual time. All times are those of the trace.
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
 
+from dualmap.scheduling.batches.slack import next_range
 from dualmap.simulation.workload.traces import Trace, TraceRequest
 
 
@@ -61,10 +62,12 @@ class Arrivals:
         self._followers: dict[int, list[int]] = {}
         self._missing: dict[int, int] = {}
         """The number of answers that a request waits for."""
-        self._lines = deque[int]()
+        self._lines: list[int] = []
         self.lines_under_way = 0
         if loop.lines:
             self._lines.extend(place for place, each in enumerate(trace.requests) if each.priority == loop.lines)
+        self._all_lines = len(self._lines)
+        self._free_lines = list(range(self._all_lines))
         self._left = len(self._requests) - len(self._lines)
         """The number of requests that are no lines and have not been sent."""
         self._link(loop)
@@ -123,13 +126,14 @@ class Arrivals:
         self._in_flight += 1
         return heappop(self._due)[1]
 
-    def take_line(self) -> int | None:
-        """The place of the next line, which is sent now; None: there is none, or nothing else comes any more."""
-        if not self._lines or self.over:
+    def take_line(self, place: int = 0, places: int = 1) -> int | None:
+        """The place of the next line, which is sent now to one of so many instances; None: there is none, or nothing
+        else comes any more."""
+        if not self._free_lines or self.over:
             return None
         self._in_flight += 1
         self.lines_under_way += 1
-        return self._lines.popleft()
+        return self._lines[self._free_lines.pop(next_range(self._free_lines, self._all_lines, place, places))]
 
     def line_ended(self) -> None:
         """One of the lines that were taken has ended; ``ended`` is called for it, too."""

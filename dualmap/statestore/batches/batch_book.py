@@ -12,6 +12,7 @@ The lease stands beside the claim, which never changes: to renew it interferes w
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -31,6 +32,8 @@ PLAN: Final = "plan"
 """The task of checking the input file and of dividing it into ranges."""
 END: Final = "end"
 """The task of writing the files of answers and errors."""
+REPORTED_FOR_MS: Final = 3000
+"""Time for which a replica's report of its lines counts."""
 KEPT_OVER: Final = 1000
 """Batches of a tenant that are over and remembered, those that were made last."""
 KEPT_BYTES: Final = 4 << 20
@@ -198,6 +201,39 @@ class BatchBook(Changes):
         found = pairs_from(await self._calls.command("HGETALL", self._names.batch_done(batch.batch_id)))
         return Progress({int(number): _done_from(text) for number, text in found.items()})
 
+    @checks_replies
+    async def ranges_done(self, batch: Batch) -> int:
+        """The number of ranges that are done, of a batch that is not over."""
+        return int(await self._calls.command("HLEN", self._names.batch_done(batch.batch_id)))
+
+    @checks_replies
+    async def done(self, batch: Batch) -> frozenset[int]:
+        """The numbers of the ranges that are done, of a batch that is not over."""
+        return frozenset(map(int, await self._calls.command("HKEYS", self._names.batch_done(batch.batch_id))))
+
+    # lines -------------------------------------------------------------------------------------------------------
+    @checks_replies
+    async def exchange_lines(self, replica_id: str, running: Mapping[str, int]) -> Mapping[str, int]:
+        """Report the lines that run on each instance through a replica; returns those through all others together.
+
+        The report of a replica that died counts for ``REPORTED_FOR_MS``.
+        """
+        key = self._names.batch_lines
+        found = pairs_from(await self._calls.command("HGETALL", key))
+        now_ms = await self._calls.now_ms()
+        others = Counter[str]()
+        gone: list[bytes] = []
+        for name, text in found.items():
+            reported_ms, lines = msgspec.json.decode(text)
+            if now_ms - reported_ms > REPORTED_FOR_MS:
+                gone.append(name)
+            elif name.decode() != replica_id:
+                others.update(lines)
+        commands: list[Command] = [("HSET", key, replica_id, _encode((now_ms, running)))]
+        commands += [("HDEL", key, *gone)] if gone else []
+        await self._make(Change(commands))
+        return others
+
     # tasks -------------------------------------------------------------------------------------------------------
     @checks_replies
     async def claims(self, batch: Batch) -> frozenset[str]:
@@ -209,7 +245,8 @@ class BatchBook(Changes):
 
     @checks_replies
     async def claim(self, batch: Batch, task: str, owner: str, lease_ms: int) -> Claim | None:
-        """Claim a task of a batch; None where somebody else has it, or the batch is not as it was any more."""
+        """Claim a task of a batch; None where another one has it, it is a range that is done, or the batch is not as
+        it was any more."""
         key, lease = self._names.batch_claims(batch.batch_id), task + _LEASE
         former, former_lease = await self._calls.command("HMGET", key, task, lease)
         now_ms = await self._calls.now_ms()
@@ -218,7 +255,8 @@ class BatchBook(Changes):
         token = secrets.token_hex(6)
         text = _encode((owner, token))
         commands = (("HSET", key, task, text, lease, _encode((now_ms + lease_ms, lease_ms))),)
-        standing = ((key, task, former), (key, lease, former_lease), self._as_read(batch))
+        done = (self._names.batch_done(batch.batch_id), task, None)
+        standing = ((key, task, former), (key, lease, former_lease), done, self._as_read(batch))
         made = await self._make(Change(commands, standing))
         return None if made is None else Claim(batch.batch_id, task, token, text)
 

@@ -8,11 +8,11 @@ from dualmap.router.batches.line_client import LineClient
 from dualmap.router.errors import NotFoundError, QueueFullError
 
 PATH = "/v1/completions"
-BODY = orjson.dumps({"id": "cmpl-1", "usage": {"total_tokens": 12}})
+BODY = orjson.dumps({"id": "cmpl-1", "usage": {"prompt_tokens": 8, "total_tokens": 12}})
 
 
 def head(*fields: bytes) -> bytes:
-    return b"\r\n".join([b"HTTP/1.1 200 OK", b"X-Request-Id: line-1", *fields, b"", b""])
+    return b"\r\n".join([b"HTTP/1.1 200 OK", b"X-Request-Id: line-1", b"X-DualMap-Cached-Tokens: 3", *fields, b"", b""])
 
 
 async def test_an_answer_is_read_back_from_its_bytes_however_it_is_framed() -> None:
@@ -28,7 +28,7 @@ async def test_an_answer_is_read_back_from_its_bytes_however_it_is_framed() -> N
     for client in (whole, chunked):
         assert (client.is_whole, client.status, client.request_id) == (True, 200, "line-1")
         assert client.body == orjson.loads(BODY)
-        assert client.used_tokens() == 12
+        assert client.used_tokens() == (12, 5)
 
 
 async def test_a_refusal_is_kept_with_the_time_after_which_it_may_be_taken() -> None:
@@ -70,7 +70,7 @@ async def test_a_stream_is_kept_as_the_whole_answer_and_one_that_failed_is_none(
         client.write(b"0\r\n\r\n")
         return client
 
-    usage = b'data: {"choices":[],"usage":{"total_tokens":9}}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":7,"total_tokens":9}}\n\n'
     whole = streamed(
         b": a comment\n\n" + event(text="a"), event(text="b", finish_reason="stop"), usage, b"data: [DONE]\n\n"
     )
@@ -78,6 +78,6 @@ async def test_a_stream_is_kept_as_the_whole_answer_and_one_that_failed_is_none(
 
     assert whole.is_whole
     assert (whole.body or {})["choices"] == [{"index": 0, "finish_reason": "stop", "text": "ab"}]
-    assert whole.used_tokens() == 9
+    assert whole.used_tokens() == (9, 4)
     assert not failed.is_whole
     assert failed.body is None

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualmap.router.batches.plan import MOST_ERRORS, BadInputError, PlannedLine, lines_of, plan_of
+from dualmap.router.batches.plan import (
+    LINES_FOR_EACH,
+    MODELS_BYTES,
+    MOST_ERRORS,
+    MOST_MODELS,
+    BadInputError,
+    PlannedLine,
+    lines_of,
+    plan_of,
+)
 
 URL = "/v1/completions"
 
@@ -21,7 +30,7 @@ def line(name: str, prompt: str = "p", **other: Any) -> bytes:
 
 
 def planned(text: bytes, most_lines: int = 100, most_line_bytes: int = 4096) -> list[PlannedLine]:
-    plan, count = plan_of(io.BytesIO(text), URL, most_lines=most_lines, most_line_bytes=most_line_bytes)
+    plan, count, _ = plan_of(io.BytesIO(text), URL, most_lines=most_lines, most_line_bytes=most_line_bytes)
     found = lines_of(plan)
     assert len(found) == count
     return found
@@ -77,6 +86,22 @@ def test_files_without_a_line_or_with_too_many_or_too_long_ones_are_refused() ->
     assert codes(line("a", "p" * 9000) + b"\n" + line("b")) == [(1, "line_too_long")]
 
 
+def test_blank_lines_are_bounded_by_the_requests_that_a_file_may_have() -> None:
+    assert len(planned(b"\n" * 396 + line("a"), most_lines=100)) == 1
+    assert codes(b"\n" * (LINES_FOR_EACH * 100) + line("a"), most_lines=100) == [(None, "too_many_lines")]
+
+
+@pytest.mark.parametrize("name", ["prompt", "tools"])
+def test_what_is_nested_too_deeply_to_be_sent_is_an_error_of_its_line(name: str) -> None:
+    nested: Any = []
+    for _ in range(240):
+        nested = [nested]
+    text = line("a", body={name: nested})
+    assert len(planned(text)) == 1
+    text = text.replace(b"[]", b"[" * 20 + b"]" * 20)
+    assert codes(text) == [(1, "invalid_json_line")]
+
+
 def test_a_long_line_without_an_end_is_not_kept_whole() -> None:
     class Endless(io.RawIOBase):
         left = 50
@@ -107,3 +132,19 @@ def test_a_long_line_without_an_end_is_not_kept_whole() -> None:
 )
 def test_lines_that_cannot_be_run_are_errors(other: dict[str, Any], code: str) -> None:
     assert codes(line("a", **other)) == [(1, code)]
+
+
+def test_the_models_of_lines_are_named_once() -> None:
+    texts = [line(str(number), body={"model": model}) for number, model in enumerate("abab")]
+    plan, _, models = plan_of(io.BytesIO(b"\n".join(texts)), URL, most_lines=10, most_line_bytes=1000)
+
+    assert models == ("a", "b")
+    assert sorted((each.number, each.model) for each in lines_of(plan)) == [(1, 0), (2, 1), (3, 0), (4, 1)]
+
+
+def test_a_batch_names_no_more_models_than_its_record_holds() -> None:
+    texts = [line(str(number), body={"model": f"m{number}"}) for number in range(MOST_MODELS + 1)]
+
+    assert codes(b"\n".join(texts)) == [(MOST_MODELS + 1, "too_many_models")]
+    long = [line(str(number), body={"model": "é" * (MODELS_BYTES // 4) + str(number)}) for number in range(2)]
+    assert codes(b"\n".join(long), most_line_bytes=MODELS_BYTES) == [(2, "too_many_models")]

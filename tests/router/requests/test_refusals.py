@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.errors import HoldTimeoutError, QueueFullError, UpstreamError, UpstreamTimeoutError
+from dualmap.router.errors import (
+    HoldTimeoutError,
+    QueueFullError,
+    UpstreamError,
+    UpstreamTimeoutError,
+)
 from dualmap.router.requests.refusals import exhausted, outcome_of
 from dualmap.scheduling.request.machine import Refusal
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome
@@ -16,11 +21,23 @@ from dualmap.statestore.errors import StoreUnavailableError
 
 
 def test_time_outs_are_told_from_other_failures() -> None:
-    assert isinstance(exhausted(InstanceFailure(FailureKind.TIMEOUT), "x"), UpstreamTimeoutError)
-    error = exhausted(InstanceFailure(FailureKind.STATUS, "overloaded", 503), "3 instances failed")
+    assert isinstance(exhausted(InstanceFailure(FailureKind.TIMEOUT), "x", 1), UpstreamTimeoutError)
+    error = exhausted(InstanceFailure(FailureKind.STATUS, "overloaded", 503), "3 instances failed", 3)
     assert isinstance(error, UpstreamError)
     assert "3 instances failed" in error.message
     assert "503" in error.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries", "unreached"),
+    [(FailureKind.CONNECT, 1, True), (FailureKind.CONNECT, 2, False), (FailureKind.CLOSED, 1, False)],
+)
+def test_a_request_is_unreached_where_its_only_try_found_no_connection(
+    kind: FailureKind, tries: int, unreached: bool
+) -> None:
+    error = exhausted(InstanceFailure(kind), "x", tries)
+    assert isinstance(error, UpstreamError) and error.is_unreached is unreached
+    assert (error.status, error.code, outcome_of(error)) == (502, "upstream_failed", Outcome.UPSTREAM_FAILED)
 
 
 @pytest.mark.parametrize(
