@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
+    if calibrate.is_silicon(arguments.url):
+        return calibrate.write_silicon(arguments)
     key = settings.router.upstream_api_key
     api_key = key.get_secret_value() if key is not None else None
     arguments.url = arguments.url.rstrip("/")

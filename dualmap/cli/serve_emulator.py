@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 
 from dualmap.cli.errors import CommandError
@@ -30,9 +31,12 @@ def run(arguments: argparse.Namespace, settings: Settings) -> int:
         import uvloop
 
         from dualmap.simulation.emulator.serve import serve
+        from dualmap.simulation.engine.presets import find_preset
 
     log_to_stderr(settings.router.log_level, style=settings.router.log_format, levels=settings.router.log_levels)
     end_with_parent(os.environ)
+    if note := find_preset(settings.emulator.preset).note:
+        print(f"{settings.emulator.preset}: {note}.", file=sys.stderr)
     try:
         uvloop.run(serve(settings.emulator, on_ready=_announce))
     except OSError as error:

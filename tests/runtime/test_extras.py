@@ -48,4 +48,7 @@ def test_a_checkout_that_is_not_installed_names_its_own_extra(monkeypatch: pytes
 
 
 def test_the_test_extra_brings_what_the_others_have() -> None:
-    assert {package for name in OPTIONAL if name != "test" for package in OPTIONAL[name]} <= set(OPTIONAL["test"])
+    """But for measured kernels, of 82 MB with as much again below them: what needs them is skipped, and says so."""
+    brought = OPTIONAL.keys() - {"test", "silicon"}
+
+    assert {package for name in brought for package in OPTIONAL[name]} <= set(OPTIONAL["test"])

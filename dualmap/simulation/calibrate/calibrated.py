@@ -9,8 +9,14 @@ from pydantic import ValidationError
 
 from dualmap.simulation.emulator.settings import EmulatorSettings
 from dualmap.simulation.engine.presets import Preset, UnknownPresetError, find_preset
+from dualmap.simulation.engine.silicon import PREFIX
 
-ENDINGS = (".json", ".yaml", ".yml")
+_ENDINGS = (".json", ".yaml", ".yml")
+
+
+def is_calibrated(name: str) -> bool:
+    """Whether the name is the path of a file of ``dualmap calibrate URL``."""
+    return not name.startswith(PREFIX) and name.endswith(_ENDINGS)
 
 
 def find_engine(name: str) -> Preset:
@@ -20,7 +26,7 @@ def find_engine(name: str) -> Preset:
         UnknownPresetError: there is none, or the file does not describe an engine.
     """
     path = Path(name)
-    if path.suffix not in ENDINGS:
+    if not is_calibrated(name):
         return find_preset(name)
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -58,7 +58,7 @@ class IdealRequest:
 def ideal_requests(trace: Trace, engine: EngineConfig, skip: int = 0) -> list[IdealRequest]:
     """The least costs of the trace's requests, the first ``skip`` left out."""
     costs = engine.costs
-    token_s = costs.token_s + costs.overhead_s / engine.max_num_batched_tokens
+    token_s = costs.full_step_token_s(engine.max_num_batched_tokens)
     cached = cached_tokens_if_infinite(trace)
     start_s = trace.requests[skip].arrival_s
     return [

@@ -1,4 +1,5 @@
-"""``dualmap calibrate URL``: measure an instance, and write what makes emulator and simulator behave like it."""
+"""``dualmap calibrate URL``: measure an instance, and write what makes emulator and simulator behave like it;
+``dualmap calibrate silicon:MODEL@CARD``: write an engine of measured kernels into a file."""
 
 from __future__ import annotations
 
@@ -15,11 +16,18 @@ from dualmap.simulation.calibrate.measure import CalibrationError, Engine, plan_
 from dualmap.simulation.calibrate.preset import Limits, preset_yaml
 from dualmap.simulation.commands.options import OptionError, exit_code, write_whole
 from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.engine.silicon import PREFIX, SILICON_IN_WORDS, SiliconError, find_silicon, write_kept
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("url", metavar="URL", help="the instance itself, http://HOST:PORT; it should be idle")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="a file for --config, as YAML")
+    parser.add_argument(
+        "url", metavar="URL",
+        help=f"the instance itself, http://HOST:PORT, which should be idle; or {SILICON_IN_WORDS}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE",
+        help=f"a file for --config, as YAML; of an engine of measured kernels one for --preset {PREFIX}FILE.json",
+    )  # fmt: skip
     parser.add_argument("--model", help="model name to ask for (default: the first that the instance serves)")
     parser.add_argument(
         "--repetitions",
@@ -34,6 +42,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seqs", type=int, default=None, metavar="N", help="the server's --max-num-seqs, if it does not report it"
     )
+
+
+def is_silicon(name: str) -> bool:
+    """Whether an engine of measured kernels is to be written, and no instance to be measured."""
+    return name.startswith(PREFIX)
+
+
+def write_silicon(arguments: argparse.Namespace) -> int:
+    return exit_code("calibrate", lambda: _write_silicon(arguments.url, arguments.out))
+
+
+def _write_silicon(name: str, out: Path) -> int:
+    if out.suffix != ".json":
+        raise OptionError(f"--out {out}: an engine of measured kernels is kept in a file that ends with .json")
+    try:
+        kept, changes = find_silicon(name)
+        if changes:
+            raise OptionError(f"{name}: changes ({changes}) belong behind {PREFIX}{out}, not into it")
+        write_kept(kept, out)
+    except SiliconError as error:
+        raise OptionError(str(error)) from error
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{kept.note}.\ndualmap simulate --preset {PREFIX}{out}", markup=False)
+    return 0
 
 
 def run(arguments: argparse.Namespace, limits: Limits, api_key: str | None, trust: InstanceTrust) -> int:

@@ -20,9 +20,9 @@ from dualmap.scheduling.placing.policies.registry import OPTIONS
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
-from dualmap.simulation.calibrate.calibrated import ENDINGS, find_engine
+from dualmap.simulation.calibrate.calibrated import find_engine, is_calibrated
 from dualmap.simulation.engine.engine_types import EngineConfig
-from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError
+from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError, find_preset
 from dualmap.simulation.engine.settings import EngineSettings
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.virtual_time.autoscale import Autoscale
@@ -430,7 +430,7 @@ def presets_of(text: str | None) -> tuple[Preset, ...]:
     if not names:
         raise OptionError("--preset names no engine")
     try:
-        return tuple(find_engine(name) for name in names)
+        return tuple(_said(find_engine(name)) for name in names)
     except UnknownPresetError as error:
         raise OptionError(str(error)) from error
 
@@ -438,6 +438,7 @@ def presets_of(text: str | None) -> tuple[Preset, ...]:
 def _engines(presets: str | None, engine: EngineSettings) -> tuple[EngineConfig, ...]:
     """The engines of a list by commas, at least one. Raises OptionError."""
     if presets is None:
+        _said(find_preset(engine.preset))
         return (engine.engine_config(),)
     return tuple(_engine(name.strip(), engine) for name in presets.split(","))
 
@@ -445,11 +446,18 @@ def _engines(presets: str | None, engine: EngineSettings) -> tuple[EngineConfig,
 def _engine(preset: str, engine: EngineSettings) -> EngineConfig:
     """The named preset's engine with the settings' own figures, or a measured engine as it is. Raises OptionError."""
     try:
-        if preset.endswith(ENDINGS):
+        if is_calibrated(preset):
             return find_engine(preset).engine
-        return engine.model_copy(update={"preset": find_engine(preset).name}).engine_config()
+        return engine.model_copy(update={"preset": _said(find_engine(preset)).name}).engine_config()
     except UnknownPresetError as error:
         raise OptionError(str(error)) from error
+
+
+def _said(preset: Preset) -> Preset:
+    """The preset, after it was said how good its figures are."""
+    if preset.note:
+        print(f"{preset.name}: {preset.note}.", file=sys.stderr)
+    return preset
 
 
 def _flag(option: str) -> str:

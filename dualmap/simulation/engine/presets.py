@@ -20,7 +20,8 @@ tokens the two give
 
 Moves of KV reach 80 % of the network port and take 5 ms besides: 8k tokens take 28 and 86 ms.
 
-One preset is measured, ``qwen2.5-1.5b-h200-eighth``: see ``MEASURED_EIGHTH``.
+One preset is measured, ``qwen2.5-1.5b-h200-eighth``: see ``MEASURED_EIGHTH``. Engines of measured kernels have names
+of their own, ``silicon:MODEL@CARD``: see ``dualmap.simulation.engine.silicon``.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from dualmap.simulation.engine.derived_costs import (
 )
 from dualmap.simulation.engine.engine_types import EngineConfig
 from dualmap.simulation.engine.models import MODELS
+from dualmap.simulation.engine.silicon import PREFIX, SILICON_IN_WORDS, SiliconError, find_silicon
 from dualmap.simulation.engine.step_time import StepCosts
 
 LONGEST_PROMPT_TOKENS = 131_072
@@ -61,6 +63,8 @@ class Preset:
     card: str
     cards: int = 1
     """Cards of one instance."""
+    note: str = ""
+    """How good its figures are, where more is known than how they are derived."""
 
 
 class UnknownPresetError(ValueError):
@@ -119,7 +123,8 @@ def _all_presets() -> dict[str, Preset]:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(_all_presets())
 PRESETS_IN_WORDS = (
-    f"MODEL-CARD or MODEL-CARD-tpN, of {', '.join(MODELS)} and {', '.join(CARDS)}; {MEASURED_EIGHTH.name}"
+    f"MODEL-CARD or MODEL-CARD-tpN, of {', '.join(MODELS)} and {', '.join(CARDS)}; {MEASURED_EIGHTH.name};"
+    f" {SILICON_IN_WORDS} by measured kernels"
 )
 _PARALLEL = re.compile(r"(?P<base>.+)-tp(?P<cards>[0-9]+)")
 _ALL_NUMBERS = ", ".join(map(str, CARDS_OF_ONE_NODE[:-1])) + f" or {CARDS_OF_ONE_NODE[-1]}"
@@ -149,12 +154,24 @@ def find_preset(name: str) -> Preset:
     Raises:
         UnknownPresetError: there is none, or no such change.
     """
-    base, _, changes = name.partition(":")
-    preset = PRESETS.get(base) or _on_cards(base)
+    if name.startswith(PREFIX):
+        preset, changes = _silicon(name)
+    else:
+        base, _, changes = name.partition(":")
+        preset = PRESETS.get(base) or _on_cards(base)
     engine = preset.engine
     for change in filter(None, changes.split("+")):
         engine = _changed(engine, change, name)
     return replace(preset, name=name, engine=engine)
+
+
+def _silicon(name: str) -> tuple[Preset, str]:
+    """The engine of measured kernels of this name, and the changes behind the name. Raises UnknownPresetError."""
+    try:
+        kept, changes = find_silicon(name)
+    except SiliconError as error:
+        raise UnknownPresetError(str(error)) from error
+    return Preset(name, kept.model, kept.engine, kept.card, kept.cards, kept.note), changes
 
 
 def _on_cards(name: str) -> Preset:

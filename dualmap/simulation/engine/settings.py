@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from dualmap.simulation.engine.engine_types import EngineConfig
 from dualmap.simulation.engine.kv_transfer import KvTransfer
 from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, find_preset
-from dualmap.simulation.engine.step_time import StepCosts
+from dualmap.simulation.engine.step_time import StepCosts, TabledCosts
 
 
 class CostSettings(BaseModel):
@@ -27,7 +27,9 @@ class CostSettings(BaseModel):
     prompt_ms: float | None = Field(None, ge=0, description="one request besides its steps, milliseconds")
 
     def applied_to(self, costs: StepCosts) -> StepCosts:
-        """The costs with what is set here in place."""
+        """The costs with what is set here in place. Raises ValueError."""
+        if isinstance(costs, TabledCosts) and (self.weights_ms is not None or self.token_us is not None):
+            raise ValueError("weights_ms and token_us have no place in this engine: a table has its linear layers")
         wanted = {
             "overhead_s": (self.overhead_ms, 1e-3),
             "weights_s": (self.weights_ms, 1e-3),

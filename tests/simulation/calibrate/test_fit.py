@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualmap.simulation.calibrate.fit import DecodeTime, PrefillTime, fit_costs, non_negative
+from dualmap.simulation.calibrate.fit import DecodeTime, PrefillTime, fit_costs
+from dualmap.simulation.engine.least_squares import non_negative
 from dualmap.simulation.engine.presets import PRESETS
 from dualmap.simulation.engine.step_time import StepCosts
 

@@ -11,8 +11,12 @@ from dualmap.simulation.commands import simulate
 from dualmap.simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
 from dualmap.simulation.commands.tables import COLUMNS
 from dualmap.simulation.engine.settings import EngineSettings
+from dualmap.simulation.engine.step_time import TabledCosts
 from dualmap.simulation.errors import SimulationError
 from dualmap.simulation.virtual_time.scenario import Dispatch
+
+KEPT = Path(__file__).parents[1] / "engine" / "qwen3-8b-h100.json"
+"""An engine of measured kernels that was kept."""
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -246,9 +250,30 @@ def test_size_lists_how_many_instances_and_cards_each_engine_needs(
     assert "one less" in capsys.readouterr().out
 
 
+def test_an_engine_of_measured_kernels_says_how_good_its_figures_are(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--trace", "uniform:requests=60", "--rate", "6", "--preset", f"silicon:{KEPT}", "--workers", "1"]
+
+    assert run("size", *words) == 0
+    said = capsys.readouterr()
+    assert f"silicon:{KEPT}: Qwen/Qwen3-8B on 1 × h100_sxm: aiconfigurator-core 0.12.0" in said.err
+    assert said.err.count("off from them by 3.3% at P90") == 1
+    assert "the P99 of the first token may be" in said.out
+
+    assert run(*words, "--instances", "2") == 0
+    assert capsys.readouterr().err.count("off from them by 3.3% at P90") == 1
+
+
+def test_changes_of_a_kept_engine_are_simulated() -> None:
+    fleet = options("--preset", f"silicon:{KEPT}:prefill_first,silicon:{KEPT}")
+
+    assert [engine.prefill_first for engine in fleet.engines] == [True, False]
+    assert {type(engine.costs) for engine in fleet.engines} == {TabledCosts}
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
+        (["size", "--preset", "silicon:qwen3-8b"], "silicon:MODEL@CARD"),
         (["size", "--instances", "4"], "--instances has no meaning here"),
         (["size", "--preset", "none"], "unknown preset 'none'"),
         (["size", "--on-time", "2"], "--on-time must be"),
