@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dualmap.cli.admin_api import AdminApi, add_connection_arguments, refuse_errors
+from dualmap.cli.admin_api import AdminApi, add_connection_and_json, refuse_errors
 from dualmap.cli.as_json import as_json
 from dualmap.cli.settings import Settings
 from dualmap.simulation.figures.terminal import terminal
@@ -19,8 +19,6 @@ _LOAD_TIMEOUT_S = 320.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_connection_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="the values behind the table, as JSON")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     actions.add_parser("list", help="all of them, and where each is (the default)")
     load = actions.add_parser("load", help="register one, and load it on its homes")
@@ -31,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--tenant", metavar="NAME", help="the tenant that alone may use it (none: everyone)")
     unload = actions.add_parser("unload", help="serve one no more, and unload it everywhere")
     unload.add_argument("name", help="the name that was registered")
+    add_connection_and_json(parser, actions.choices.values())
 
 
 def looks_at_a_fleet(arguments: argparse.Namespace) -> bool:

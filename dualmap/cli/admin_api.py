@@ -19,10 +19,21 @@ _TIMEOUT_S = 10.0
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
 
-def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+def add_connection_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     """The options of every command that talks to a router."""
-    parser.add_argument("--url", help="a replica or the fleet's endpoint; by default the address of router.port")
-    parser.add_argument("--pool", help="pool name; may be left out when there is one")
+    url = "a replica or the fleet's endpoint; by default the address of router.port"
+    parser.add_argument("--url", default=default, help=url)
+    parser.add_argument("--pool", default=default, help="pool name; may be left out when there is one")
+
+
+def add_connection_and_json(parser: argparse.ArgumentParser, actions: Iterable[argparse.ArgumentParser] = ()) -> None:
+    """The options of a command that talks to a router and prints a table, before its action as well as behind it."""
+    said = "the values behind the table, as JSON"
+    add_connection_arguments(parser)
+    parser.add_argument("--json", action="store_true", help=said)
+    for each in actions:  # an option that is left out there must not undo the one before it
+        add_connection_arguments(each, argparse.SUPPRESS)
+        each.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=said)
 
 
 def endpoint(settings: Settings) -> str:

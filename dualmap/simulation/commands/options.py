@@ -105,6 +105,11 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
             f"{name} has {', '.join(options.model_fields)}" for name, options in OPTIONS.items()
         ),
     )  # fmt: skip
+    fleet.add_argument(
+        "--lines", default="", metavar="CLASS",
+        help="requests of this priority class are lines of batches: they begin where the others leave room, until the"
+        " last of these has come; without others, as many as the fleet runs",
+    )  # fmt: skip
     fleet.add_argument("--pool", metavar="NAME", help="the configured pool to simulate (none: the first)")
     fleet.add_argument(
         "--instances", type=int, metavar="N",
@@ -124,7 +129,8 @@ def add_fleet_arguments(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--slo-s", type=float, help="TTFT SLO in seconds (none: scheduling.slo_ttft_s)")
     fleet.add_argument(
         "--slo-tpot-ms", type=float, metavar="MS",
-        help="SLO of the time per output token: requests count that keep both (none: that of the TTFT alone)",
+        help="SLO of the time per output token: requests count that keep both (none: that of the TTFT alone; size: "
+        "100)",
     )  # fmt: skip
     fleet.add_argument(
         "--dispatch",
@@ -243,6 +249,9 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
     scheduling = configured.scheduling
     if arguments.slo_s is not None:
         scheduling = scheduling.model_copy(update={"slo_ttft_s": arguments.slo_s})
+    if arguments.lines and arguments.lines not in (names := [each.name for each in scheduling.classes]):
+        known = ", ".join(names) or "none"
+        raise OptionError(f"--lines names a priority class of scheduling.classes: {known}; found {arguments.lines!r}")
     engines = _engines(arguments.preset, configured.engine)
     autoscale = _autoscale(arguments)
     fleet, instances = _members(arguments, _pool(arguments.pool, configured.pools), engines, autoscale)
@@ -263,7 +272,7 @@ def fleet_options(arguments: argparse.Namespace, configured: ConfiguredFleet) ->
         autoscale=autoscale,
         slo_tpot_s=slo_tpot_s_of(arguments),
         first_tokens_seen=arguments.first_tokens_seen,
-        loop=loop_of(arguments),
+        loop=replace(loop_of(arguments), lines=arguments.lines),
         skip_s=arguments.skip_s,
         kv_events=arguments.kv_events,
     )

@@ -25,3 +25,16 @@ def by_name(progress: Progress) -> Callable[[str, int, int], None]:
         progress.update(tasks[name], completed=done)
 
     return on_step
+
+
+def over_runs(progress: Progress, runs: int, requests: int | None) -> Callable[[int, int], None]:
+    """A callback that shows a bar of the requests of all runs; it is called with the place of a run and how many of its
+    requests have arrived. Without a number of requests a run, the bar has no end."""
+    task = progress.add_task(f"requests of {runs} runs", total=None if requests is None else runs * requests)
+    counts = [0] * runs
+
+    def on_arrivals(place: int, arrived: int) -> None:
+        counts[place] = arrived
+        progress.update(task, completed=sum(counts))
+
+    return on_arrivals

@@ -31,13 +31,14 @@ from dualmap.simulation.commands.options import (
     trace_source,
     write_whole,
 )
-from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.commands.progress import over_runs, progress_bars
 from dualmap.simulation.commands.simulate_tenants import run_tenants
 from dualmap.simulation.commands.tables import changes_table, goodput_table, results_table, roles_table, size_table
 from dualmap.simulation.figures.first_tokens import first_tokens_over_time
+from dualmap.simulation.figures.on_time import TPOT_SLO_S
 from dualmap.simulation.figures.results import RunResult
 from dualmap.simulation.figures.terminal import terminal
-from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_all
 from dualmap.simulation.virtual_time.simulate import simulate
 from dualmap.simulation.workload.sources import TraceSource
 
@@ -102,8 +103,8 @@ def _rates(
         results = [_run_alone(jobs[0], arguments.quiet)]
     else:
         with progress_bars(arguments.quiet) as progress:
-            running = map_jobs(run_job, jobs, arguments.workers)
-            results = list(progress.track(running, len(jobs), description="runs"))
+            requests = len(source.load().requests)
+            results = run_all(jobs, arguments.workers, over_runs(progress, len(jobs), requests))
     console.print(results_table(results, console.width))
     if len(results) == 1:
         _show_first_tokens(results[0], options.scheduling.slo_ttft_s)
@@ -174,7 +175,9 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
         if getattr(arguments, option) is not None:
             raise OptionError(f"--{option} has no meaning here: the size is what is looked for")
     presets = presets_of(arguments.preset or configured.engine.preset)
-    alone = argparse.Namespace(**{**vars(arguments), "preset": None, "instances": 1})
+    slo_tpot_ms = 1000 * TPOT_SLO_S if arguments.slo_tpot_ms is None else arguments.slo_tpot_ms
+    given = {"preset": None, "instances": 1, "slo_tpot_ms": slo_tpot_ms}
+    alone = argparse.Namespace(**{**vars(arguments), **given})
     options, source, rate_per_s = fleet_options(alone, configured), trace_source(arguments), rates_of(arguments.rate)[0]
     searches = [
         FleetSizeJob(
@@ -192,6 +195,8 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
             found = list(progress.track(searching, len(searches), description="searches"))
     console = terminal()
     console.print(size_table(searches, found))
+    both = f"{options.scheduling.slo_ttft_s:g} s to the first token, {slo_tpot_ms:g} ms per output token"
+    console.print(f"on time: {arguments.on_time:.0%} of the requests are to keep both SLOs: {both}", highlight=False)
     for search, size in zip(searches, found, strict=True):
         bound = f"the P99 of the first token may be {size.p99_limit_s:.1f} s"
         said = f"no number of instances holds, {size.why_not}" if size.why_not else bound
@@ -203,7 +208,7 @@ def _size(arguments: argparse.Namespace, configured: ConfiguredFleet) -> int:
             {"preset": search.name, "policy": search.policy, "cards": search.cards, **asdict(size)}
             for search, size in zip(searches, found, strict=True)
         ]
-        document = {"on_time": arguments.on_time, "sizes": rows}
+        document = {"on_time": arguments.on_time, "slo_tpot_ms": slo_tpot_ms, "sizes": rows}
         write_whole(arguments.json, orjson.dumps(document, option=_JSON).decode())
     return 0
 

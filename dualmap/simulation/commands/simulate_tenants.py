@@ -11,12 +11,12 @@ from rich.table import Table
 
 from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.commands.options import FleetOptions, OptionError, write_whole
-from dualmap.simulation.commands.progress import progress_bars
+from dualmap.simulation.commands.progress import over_runs, progress_bars
 from dualmap.simulation.commands.tenant_options import tenant_mix
 from dualmap.simulation.figures.fitting_table import fitting_table
 from dualmap.simulation.figures.results import RunResult, TenantResult
 from dualmap.simulation.figures.terminal import terminal
-from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.virtual_time.runs import RunJob, run_all
 
 NO_SHARES = "none"
 SHARES = "shares"
@@ -54,8 +54,7 @@ def run_tenants(arguments: argparse.Namespace, options: FleetOptions) -> int:
     jobs = [RunJob(mix.alone(tenant.name), scenario) for tenant in mix.tenants]
     jobs += [RunJob(mix, scenario), RunJob(mix, replace(scenario, tenants=mix.tenants))]
     with progress_bars(arguments.quiet) as progress:
-        running = map_jobs(run_job, jobs, arguments.workers)
-        *alone, unshared, shared = progress.track(running, len(jobs), description="runs")
+        *alone, unshared, shared = run_all(jobs, arguments.workers, over_runs(progress, len(jobs), None))
     rows = tenant_rows(mix.tenants, {NO_SHARES: unshared, SHARES: shared}, alone)
     console = terminal()
     console.print(tenant_table(rows, console.width))

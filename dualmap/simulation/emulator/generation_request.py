@@ -106,6 +106,8 @@ class GenerationRequest:
     """Tokens that may be loaded from tiers for it; None: all that they have."""
     peer: PeerSource | None = None
     """The server that its prompts are pulled from; None: none."""
+    priority: int = 0
+    """The lower the sooner, where the engine schedules by priority."""
 
     @property
     def ends_at_once(self) -> bool:
@@ -118,7 +120,7 @@ class GenerationRequest:
         return sum(choice.prompt.tokens for choice in self.choices if choice.first_of_prompt)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How answers are wanted."""
 
@@ -130,6 +132,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
+    priority: int = 0
     given: Callable[[int], str] | None = None
     """Makes the answer's text from a seed, where it is not made-up words."""
 
@@ -152,6 +155,7 @@ def read_sampling(payload: Body, max_tokens: int | None) -> Sampling:
         stop=read_stop(payload, "stop"),
         include_stop=flag(payload, "include_stop_str_in_output"),
         ignore_eos=flag(payload, "ignore_eos"),
+        priority=integer(payload, "priority") or 0,
     )
 
 
@@ -220,7 +224,7 @@ def generation(
             choices.append(Choice(prompt, script, first_of_prompt=index == 0))
             seed = following = next_seed(following)
             said = 0
-    return GenerationRequest(tuple(choices))
+    return GenerationRequest(tuple(choices), priority=sampling.priority)
 
 
 def _script(prompt: Prompt, sampling: Sampling, limits: Limits, seed: int, said: int) -> Script:

@@ -111,6 +111,7 @@ class Generator:
                     max_load_tokens=gen_request.max_load_tokens,
                     pulls=gen_request.peer is not None and self.peer_pulls is not None,
                     adapter="" if prompt.scope.adapter is None else prompt.scope.adapter.name,
+                    priority=gen_request.priority,
                 ),
                 now_s,
             )

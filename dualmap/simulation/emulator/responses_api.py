@@ -13,7 +13,7 @@ import xxhash
 from dualmap.api_bodies.errors import PromptError
 from dualmap.api_bodies.responses_api import chat_of_response
 from dualmap.simulation.emulator.errors import ApiError, bad_request, invalid, missing, unknown_response
-from dualmap.simulation.emulator.fields import Body, flag, mapping, number, objects, required, text, word
+from dualmap.simulation.emulator.fields import Body, flag, integer, mapping, number, objects, required, text, word
 from dualmap.simulation.emulator.generation_request import (
     GenerationRequest,
     Limits,
@@ -119,7 +119,7 @@ def read_response(payload: Body, limits: Limits, stamp: Stamp) -> tuple[Generati
         previous_response_id=text(payload, "previous_response_id"),
     )
     given = call.tool.arguments if call is not None else _read_format(wanted.text or {})
-    sampling = Sampling(max_tokens, given=given)
+    sampling = Sampling(max_tokens=max_tokens, given=given, priority=integer(payload, "priority") or 0)
     gen_request = generation([_prompt(payload)], sampling, limits, cache_scope(payload, limits))
     answer_id = text(payload, "request_id") or f"resp_{stamp.request_id}"
     return gen_request, ResponseReply(gen_request, stamp, wanted, answer_id, limits.block_tokens)

@@ -286,7 +286,7 @@ class Engine:
         context_tokens = batch.context_tokens + sequences if step.decodes else 0
         run = Run(
             start_s=start_s,
-            steps=1 if step.prefill_tokens else self._repeatable_steps(),
+            steps=1 if step.prefill_tokens or step.may_admit_next else self._repeatable_steps(),
             first_s=step.adapters_s
             + costs.step_s(step.prefill_tokens, step.prefill_pairs, sequences, context_tokens, len(step.prefilled)),
             growth_s=costs.context_token_s * sequences,

@@ -9,6 +9,10 @@ cache, and a decode leg while its KV is being transferred, of which the last pro
 When decoding sequences need blocks that are not there, the latest admitted sequence is preempted: it loses its blocks,
 returns to the head of the queue and is recomputed. With ``prefill_first`` a step is either prefill, whenever a prompt
 fits, or decoding.
+
+With ``by_priority`` the queue is in the order of priorities and arrivals, and the last in that order of those that run
+is preempted. A prompt that waits preempts nothing, whatever its priority, and the prompt under prefill continues: as in
+vLLM, what has begun is only stopped where memory is short.
 """
 
 from __future__ import annotations
@@ -42,6 +46,8 @@ class StepPlan:
     """Whether the batch generates a token; if not, decoding waits for the prompts."""
     adapters_s: float = 0.0
     """Time that loads of adapters take before the step."""
+    may_admit_next: bool = False
+    """Whether the next step may admit what this one did not, though nothing changes until then."""
 
 
 class EngineScheduler:
@@ -69,6 +75,7 @@ class EngineScheduler:
         self._config = config
         self._events = events
         self._prefilling: EngineSequence | None = None
+        self._arrivals = 0
         self._admissions = 0
         self._prefill_tokens = 0
         self._generated_tokens = 0
@@ -91,28 +98,43 @@ class EngineScheduler:
         )
 
     def enqueue(self, request: EngineRequest) -> None:
+        self._arrivals += 1
         sequence = EngineSequence(
             request,
+            rank=(request.priority, self._arrivals),
             prefill_tokens=request.prompt_tokens,
             awaits_kv=request.awaits_kv,
             awaits_pull=request.pulls and not self._config.cache_groups,
         )
-        self.waiting[request.request_id] = sequence
+        self._queue(sequence, self.waiting)
+
+    def _queue(
+        self, sequence: EngineSequence, queue: OrderedDict[str, EngineSequence], *, at_head: bool = False
+    ) -> None:
+        """Put a sequence into a queue: by priority where the engine has such, else at its end, or at its head."""
+        request_id = sequence.request.request_id
+        queue[request_id] = sequence
+        if self._config.by_priority:
+            for later in [name for name, each in queue.items() if each.rank > sequence.rank]:
+                queue.move_to_end(later)
+        elif at_head:
+            queue.move_to_end(request_id, last=False)
 
     # one step -------------------------------------------------------------------------------------------------
     def plan_step(self, start_s: float) -> StepPlan:
         """Choose the work of the step that starts now and take the blocks it needs."""
-        no_room = self._config.prefill_first and self.batch.size > 0
+        no_room, preemptions = self._config.prefill_first and self.batch.size > 0, self._preemptions
         if no_room:
             chunks = self._schedule_prefill(start_s, self._config.max_num_batched_tokens, may_admit=True)
             if chunks:
-                return self._step_of(chunks, decodes=False)
+                return self._step_of(chunks, decodes=False, preempted=self._preemptions > preemptions)
         while self.batch.size and self.batch.blocks_needed(1) > self.pool.available_blocks:
-            self._preempt(next(reversed(self.running.values())), start_s)
+            self._preempt(self._next_preempted(), start_s)
             no_room = True
         self.allocate_decode(self.batch.steps + 1)
         budget = self._config.max_num_batched_tokens - self.batch.size
-        return self._step_of(self._schedule_prefill(start_s, budget, may_admit=not no_room), decodes=True)
+        chunks = self._schedule_prefill(start_s, budget, may_admit=not no_room)
+        return self._step_of(chunks, decodes=True, preempted=self._preemptions > preemptions)
 
     def load_adapter(self, adapter: str, *, replaces: bool) -> float:
         """Load an adapter; returns the time that this takes, by which the next step of what runs comes later."""
@@ -121,9 +143,7 @@ class EngineScheduler:
             self._adapters_s += taken_s
         return taken_s
 
-    def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool) -> StepPlan:
-        tokens = sum(chunk for _sequence, _start, chunk in chunks)
-        self._prefill_tokens += tokens
+    def _step_of(self, chunks: list[tuple[EngineSequence, int, int]], *, decodes: bool, preempted: bool) -> StepPlan:
         adapters_s, self._adapters_s = self._adapters_s, 0.0
         tokens = pairs = 0
         prefilled: tuple[EngineSequence, ...] = ()
@@ -139,6 +159,8 @@ class EngineScheduler:
             prefilled=prefilled,
             decodes=decodes,
             adapters_s=adapters_s,
+            # The preempted one is too long for what is left; what waits before it by its priority may not be.
+            may_admit_next=self._config.by_priority and preempted and bool(self.waiting),
         )
 
     def allocate_decode(self, through_step: int) -> None:
@@ -177,13 +199,13 @@ class EngineScheduler:
         current = self._prefilling
         if current is not None and budget > 0:
             chunk = min(budget, current.prefill_tokens - current.computed_tokens)
-            if self._fits(current, chunk):
+            while not self._fits(current, chunk) and self._prefilling is current:
+                self._preempt(self._next_preempted(), start_s)
+                may_admit = False
+            if self._prefilling is current:
                 chunks.append((current, current.computed_tokens, chunk))
                 self._compute(current, chunk)
                 budget -= chunk
-            else:
-                self._preempt(current, start_s)
-                may_admit = False
         while budget > 0 and may_admit and len(self.running) < self._config.max_num_seqs:
             sequence = self._next_admitted(start_s)
             if sequence is None:
@@ -300,7 +322,7 @@ class EngineScheduler:
     def _arrive(self, sequence: EngineSequence, computed_tokens: int) -> None:
         """The KV of the sequence's incoming blocks is there: they enter the cache."""
         new = sequence.request.block_hashes[sequence.held_blocks : sequence.incoming_blocks]
-        self.arrived[sequence.request.request_id] = sequence
+        self._queue(sequence, self.arrived)
         self.pool.give_private(len(new))
         self.pool.hold(new)
         sequence.private_blocks -= len(new)
@@ -375,8 +397,7 @@ class EngineScheduler:
             return False
         self._free(self._withdraw(sequence))
         sequence.awaits_kv = False
-        self.waiting[request_id] = sequence
-        self.waiting.move_to_end(request_id, last=False)
+        self._queue(sequence, self.waiting, at_head=True)
         return True
 
     def release_staged(self, request_id: str) -> bool:
@@ -450,15 +471,20 @@ class EngineScheduler:
         else:
             self._free(kv)
 
+    def _next_preempted(self) -> EngineSequence:
+        """The running sequence that is preempted next."""
+        if self._config.by_priority:
+            return max(self.running.values(), key=lambda each: each.rank)
+        return next(reversed(self.running.values()))
+
     def _preempt(self, sequence: EngineSequence, now_s: float) -> None:
-        """Take all blocks from a running sequence and put it at the head of the queue."""
+        """Take all blocks from a running sequence and put it back into the queue: at its head, or by its priority."""
         self.release(sequence)
         sequence.prefill_tokens = sequence.request.prompt_tokens + sequence.generated_tokens
-        request_id = sequence.request.request_id
-        self.waiting[request_id] = sequence
-        self.waiting.move_to_end(request_id, last=False)
+        self._queue(sequence, self.waiting, at_head=True)
         self._preemptions += 1
-        self._events.append(Event(EventKind.PREEMPTED, now_s, request_id, sequence.generated_tokens))
+        event = Event(EventKind.PREEMPTED, now_s, sequence.request.request_id, sequence.generated_tokens)
+        self._events.append(event)
 
     def _without_slot(self) -> int:
         """Waiting requests for whose adapter the next step has no slot."""

@@ -37,6 +37,9 @@ class EngineConfig:
     """Most running requests."""
     max_model_len: int = 131_072
     """Prompt and output tokens of one request at most."""
+    by_priority: bool = False
+    """Requests of a lower ``priority`` go first, as with vLLM's ``--scheduling-policy priority``. Otherwise priorities
+    change nothing."""
     prefill_first: bool = False
     """Running decodes wait while prompts can be prefilled, as in vLLM without chunked prefill. Otherwise every step
     does both."""
@@ -139,6 +142,8 @@ class EngineRequest:
     """The adapter that computes it; empty: none."""
     adapter_share: float = 1.0
     """Time of a load of that, as a multiple of the engine's."""
+    priority: int = 0
+    """The lower the sooner, where the engine schedules by priority."""
 
 
 class RequestRefusedError(ValueError):

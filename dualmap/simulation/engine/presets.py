@@ -136,10 +136,11 @@ _ADAPTER_FIGURES = {
     "adapter_host_ms": "host_s",
     "adapter_disk_ms": "disk_s",
 }
-_FLAGS = ("prefill_first", "ignores_load_limits")
+_FLAGS = ("prefill_first", "by_priority", "ignores_load_limits")
 _TIER_CHANGE = re.compile(rf"(?P<tier>{'|'.join(Tier)})_(?P<figure>kv_tokens|gb_per_s|stores_only)")
 CHANGES = (
     *("prefill_first", "kv_capacity_tokens", "max_num_batched_tokens", "max_num_seqs", "prefill_speed"),
+    "by_priority",
     "ignores_load_limits",
     *_ADAPTER_FIGURES,
     *(f"{tier}_{figure}" for tier in Tier for figure in ("kv_tokens", "gb_per_s", "stores_only")),

@@ -13,6 +13,9 @@ class EngineSequence:
 
     request: EngineRequest
     _: KW_ONLY
+    rank: tuple[int, int] = (0, 0)
+    """Its priority, and the number of its arrival: an engine that schedules by priority serves the least first, and
+    preempts the greatest."""
     order: int = 0
     """Grows with every admission to the running set, so the latest is preempted first."""
     prefill_tokens: int = 0

@@ -62,7 +62,10 @@ class TransferSettings(BaseModel):
         return replace(transfer, **own)
 
 
-_CHANGED = "; in NAME:prefill_first decodes wait while prompts can be prefilled, as without chunked prefill"
+_CHANGED = (
+    "; in NAME:prefill_first decodes wait while prompts can be prefilled, as without chunked prefill;"
+    " NAME:by_priority schedules by priority, as with --scheduling-policy priority"
+)
 
 
 class EngineSettings(BaseModel):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from mmap import mmap
 from multiprocessing import get_context, parent_process
+from pathlib import Path
+from struct import calcsize, pack_into, unpack_from
+from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from dualmap.scheduling.placing.policies.registry import Builder, add_policy, own_builders
 from dualmap.simulation.figures.results import RunResult
@@ -19,6 +25,17 @@ from dualmap.simulation.workload.tenant_mix import TenantMix
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
+Ran = TypeVar("Ran", covariant=True)
+_COUNT = "q"
+_COUNT_BYTES = calcsize(_COUNT)
+_LOOK_S = 0.25
+"""Time between two looks at how far the runs in other processes are."""
+
+
+class Runnable(Protocol[Ran]):
+    """A run that reports how many of its requests have arrived."""
+
+    def run(self, on_progress: Callable[[int], None] | None = None) -> Ran: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +70,46 @@ def map_jobs(work: Callable[[Job], Answer], jobs: Sequence[Job], workers: int) -
     if workers <= 1 or len(jobs) <= 1:
         yield from map(work, jobs)
         return
+    with _processes(workers, len(jobs)) as executor:
+        yield from executor.map(work, jobs)
+
+
+def run_all(runs: Sequence[Runnable[Answer]], workers: int, on_arrivals: Callable[[int, int], None]) -> list[Answer]:
+    """All runs, as ``map_jobs`` does them. ``on_arrivals`` is called meanwhile with the place of a run and how many of
+    its requests have arrived."""
+    if workers <= 1 or len(runs) <= 1:
+        return [each.run(partial(on_arrivals, place)) for place, each in enumerate(runs)]
+    with TemporaryDirectory() as folder, _processes(workers, len(runs)) as executor:
+        counts = Path(folder) / "arrived"
+        counts.write_bytes(bytes(_COUNT_BYTES * len(runs)))
+        futures = [executor.submit(_run_counted, each, counts, place) for place, each in enumerate(runs)]
+        running = set(futures)
+        while running:
+            ended, running = wait(running, _LOOK_S, FIRST_COMPLETED)
+            for each in ended:
+                each.result()
+            for place, (arrived,) in enumerate(_counts(counts)):
+                on_arrivals(place, arrived)
+        return [each.result() for each in futures]
+
+
+def _run_counted(run: Runnable[Answer], counts: Path, place: int) -> Answer:
+    with counts.open("r+b") as file, mmap(file.fileno(), 0) as shared:
+        return run.run(lambda arrived: pack_into(_COUNT, shared, _COUNT_BYTES * place, arrived))
+
+
+def _counts(counts: Path) -> Iterator[tuple[int]]:
+    data = counts.read_bytes()
+    return (unpack_from(_COUNT, data, start) for start in range(0, len(data), _COUNT_BYTES))
+
+
+@contextmanager
+def _processes(workers: int, jobs: int) -> Iterator[ProcessPoolExecutor]:
     executor = ProcessPoolExecutor(
-        min(workers, len(jobs)), get_context("spawn"), initializer=_begin, initargs=(own_builders(),)
+        min(workers, jobs), get_context("spawn"), initializer=_begin, initargs=(own_builders(),)
     )
     try:
-        yield from executor.map(work, jobs)
+        yield executor
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 

@@ -489,6 +489,13 @@ class Simulation:
     def _class_rank(self, request: TraceRequest) -> int:
         return rank_of_name(self._scheduling.classes, request.priority)
 
+    def _engine_priority(self, request: TraceRequest) -> int:
+        """The priority that a request has for engines, as routers send it."""
+        scheduling = self._scheduling
+        if not scheduling.engine_priorities or not scheduling.classes:
+            return 0
+        return scheduling.classes[self._class_rank(request)].engine_priority
+
     def _output_limit(self, leg_id: str) -> int | None:
         return self._traced(leg_id).output_tokens if self._scenario.output_limits_known else None
 
@@ -545,6 +552,7 @@ class Simulation:
             pulls=peer is not None,
             adapter=traced.adapter,
             adapter_share=load_share(traced.adapter_rank),
+            priority=self._engine_priority(traced),
         )
         replica = self._replica_of(machine.request_id)
         replica.waiting[instance_id] += 1

@@ -70,6 +70,7 @@ class Arrivals:
         self._free_lines = list(range(self._all_lines))
         self._left = len(self._requests) - len(self._lines)
         """The number of requests that are no lines and have not been sent."""
+        self._only_lines = self._all_lines > 0 and self._left == 0
         self._link(loop)
         self._clients: _Clients | None = None
         apart = {*self._missing, *self._lines}
@@ -103,7 +104,9 @@ class Arrivals:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will be sent, but for lines."""
+        """Whether nothing more will be sent: lines only as long as something else is, unless there are only lines."""
+        if self._only_lines:
+            return not self._free_lines and self._in_flight == 0
         return not self._due and (self._in_flight == 0 or self._left == 0)
 
     @property

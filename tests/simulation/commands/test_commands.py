@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
-from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
 from dualmap.simulation.commands import simulate
 from dualmap.simulation.commands.options import ConfiguredFleet, FleetOptions, OptionError, fleet_options
@@ -244,10 +244,13 @@ def test_size_lists_how_many_instances_and_cards_each_engine_needs(
 
     assert run("size", *words, "--on-time", "0.95", "--workers", "1", "--json", str(tmp_path / "s.json")) == 0
 
-    rows = {row["preset"]: row for row in json.loads((tmp_path / "s.json").read_text())["sizes"]}
+    document = json.loads((tmp_path / "s.json").read_text())
+    rows = {row["preset"]: row for row in document["sizes"]}
+    assert document["slo_tpot_ms"] == 100
     assert {name: row["cards"] for name, row in rows.items()} == {"qwen2.5-7b-910b4": 1, "qwen2.5-32b-h100": 2}
     assert rows["qwen2.5-7b-910b4"]["instances"] > rows["qwen2.5-32b-h100"]["instances"] >= 1
-    assert "one less" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "one less" in said and "5 s to the first token, 100 ms per output token" in said
 
 
 def test_an_engine_of_measured_kernels_says_how_good_its_figures_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -305,6 +308,25 @@ def test_simulate_shows_what_each_tenant_got(tmp_path: Path, capsys: pytest.Capt
     ]  # fmt: skip
     assert rows[2]["weight_share"] == pytest.approx(2 / 3)
     assert rows[2]["on_time"] >= rows[0]["on_time"]
+
+
+def test_a_class_can_be_lines_of_batches(tmp_path: Path) -> None:
+    people, lines = "people=uncached:tokens=1000,answer=20@1", "work=uncached:tokens=600,answer=50@20@class=batch"
+    classes = (PriorityClassSettings(name="default"), PriorityClassSettings(name="batch"))
+    words = ["--instances", "1", "--seconds", "8", "--workers", "1", "--json", str(tmp_path / "t.json"), "--quiet"]
+
+    assert run("--tenant", people, "--tenant", lines, "--lines", "batch", *words,
+               scheduling=SchedulingSettings(classes=classes)) == 0  # fmt: skip
+
+    rows = json.loads((tmp_path / "t.json").read_text())
+    done = {row["tenant"]: row["requests"] for row in rows if row["rule"] == "none"}
+    assert done["people"] == 8
+    assert 8 < done["work"] < 160, "as many as there was room for while people came"
+
+
+def test_lines_are_of_a_class_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--lines", "batch") != 0
+    assert "--lines names a priority class of scheduling.classes: none; found 'batch'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--rate", "2"], ["--seconds", "0"], ["--policy", "dualmap,preble"]])

@@ -293,6 +293,26 @@ async def test_metrics_have_vllm_s_names_and_count_what_happened(http: httpx.Asy
     assert 'vllm:cache_config_info{block_size="128"' in page
 
 
+async def test_requests_wait_in_the_order_of_their_priorities(start_emulator: Any, eventually: Eventually) -> None:
+    emulator = await start_emulator(preset="qwen2.5-7b-910b4:by_priority", max_num_seqs=1, max_num_batched_tokens=512)
+    emulator.generator.pause()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/chat/completions", chat(priority=7)),
+        ("/v1/completions", {"model": MODEL, "prompt": "hello", "priority": 5}),
+        ("/v1/responses", {"model": MODEL, "input": "hello", "priority": -3}),
+        ("/v1/chat/completions", chat()),
+    ]
+    async with httpx.AsyncClient(base_url=emulator.url, timeout=60) as client:
+        tasks = []
+        for path, body in asked:
+            tasks.append(asyncio.create_task(client.post(path, json=body)))
+            await eventually(lambda: emulator.generator.active == len(tasks))
+        waiting = emulator.generator.engine._scheduler.waiting.values()
+        assert [each.request.priority for each in waiting] == [-3, 0, 5, 7]
+        emulator.generator.resume()
+        assert [answer.status_code for answer in await asyncio.gather(*tasks)] == [200] * 4
+
+
 # clients that leave, faults -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_leaves_frees_the_engine(start_emulator: Any, stream: bool, eventually: Eventually) -> None:

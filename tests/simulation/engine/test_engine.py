@@ -178,6 +178,54 @@ def test_the_latest_sequence_is_preempted_when_memory_runs_out_and_finishes_late
     assert statistics.generated_tokens == 80
 
 
+def ranked(name: str, priority: int, prompt_tokens: int, output_tokens: int) -> EngineRequest:
+    return replace(make_request(name, prompt_tokens, output_tokens), priority=priority)
+
+
+@pytest.mark.parametrize(("by_priority", "order"), [(True, ["a", "c", "e", "b", "d"]), (False, list("abcde"))])
+def test_by_priority_the_least_goes_first_and_equal_ones_as_they_came(by_priority: bool, order: list[str]) -> None:
+    engine = Engine(replace(make_config(max_num_seqs=1), by_priority=by_priority))
+    engine.submit(ranked("a", 9, 5, 2), 0.0)
+    engine.advance(0.001)  # what runs continues, whatever comes
+    for name, priority in zip("bcde", (5, 0, 5, 0), strict=True):
+        engine.submit(ranked(name, priority, 5, 2), 0.001)
+    events = engine.advance(9.0)
+    assert [event.request_id for event in events if event.kind is EventKind.FIRST_TOKEN] == order
+
+
+def test_a_long_prompt_of_low_priority_that_was_begun_is_not_overtaken() -> None:
+    # given a prompt of ten steps under prefill
+    engine = Engine(replace(make_config(), by_priority=True))
+    engine.submit(ranked("long", 9, 100, 1), 0.0)
+    engine.advance(0.001)
+    # when one of a higher priority comes, then it waits for all of its steps, of 30 ms each, and shares none
+    engine.submit(ranked("short", 0, 5, 1), 0.001)
+    assert times_of(engine.advance(9.0), EventKind.FIRST_TOKEN) == {"long": 0.15, "short": 0.165}
+
+
+@pytest.mark.parametrize(("by_priority", "loser"), [(True, "a"), (False, "b")])
+def test_by_priority_the_least_important_is_preempted_when_memory_runs_out(by_priority: bool, loser: str) -> None:
+    engine = Engine(replace(make_config(kv_capacity_tokens=100), by_priority=by_priority))
+    engine.submit(ranked("a", 1, 30, 40), 0.0)
+    engine.submit(ranked("b", 0, 30, 40), 0.0)
+    events = engine.advance(99.0)
+    assert [event.request_id for event in events if event.kind is EventKind.PREEMPTED] == [loser]
+    assert engine.statistics().generated_tokens == 80
+
+
+def test_by_priority_a_prompt_under_prefill_takes_memory_from_a_less_important_answer() -> None:
+    # given an answer that grows until a half-done prompt of a higher priority finds no room for its next chunk
+    engine = Engine(replace(make_config(kv_capacity_tokens=130), by_priority=True))
+    engine.submit(ranked("line", 1, 20, 100), 0.0)
+    engine.advance(0.5)
+    engine.submit(ranked("person", 0, 60, 2), 0.5)
+    # when it is computed, then the answer waits, and both end
+    events = engine.advance(99.0)
+    assert [event.request_id for event in events if event.kind is EventKind.PREEMPTED] == ["line"]
+    assert list(times_of(events, EventKind.FINISHED)) == ["person", "line"]
+    assert engine.statistics().used_blocks == 0
+
+
 @pytest.mark.parametrize("abort_s", [0.0, 0.015, 0.055, 0.3])
 def test_an_abort_frees_everything_at_any_moment(abort_s: float) -> None:
     engine = Engine(make_config())

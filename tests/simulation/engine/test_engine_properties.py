@@ -43,7 +43,7 @@ class Call:
     abort: int | None
 
 
-configs = st.sampled_from((CONFIG, replace(CONFIG, prefill_first=True)))
+configs = st.sampled_from((CONFIG, replace(CONFIG, prefill_first=True), replace(CONFIG, by_priority=True)))
 calls = st.lists(
     st.builds(
         Call,
@@ -65,7 +65,8 @@ def make_request(index: int, call: Call) -> EngineRequest:
     shared = min(blocks, call.shared_blocks)
     hashes = [call.family * 1000 + block for block in range(shared)]
     hashes += [10_000 * (index + 1) + block for block in range(blocks - shared)]
-    return EngineRequest(f"r{index}", call.prompt_tokens, call.output_tokens, tuple(hashes))
+    priority = call.family  # some order that is not that of arrival
+    return EngineRequest(f"r{index}", call.prompt_tokens, call.output_tokens, tuple(hashes), priority=priority)
 
 
 def assert_consistent(engine: Engine) -> None:

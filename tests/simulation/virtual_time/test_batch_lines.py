@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from dualmap.scheduling.batches.slack import SEQUENCES_PART
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.simulation.engine.presets import find_preset
@@ -39,3 +43,16 @@ def test_an_instance_has_no_more_sequences_for_lines_than_its_part() -> None:
     fixed = done(Loop(lines="batch", lines_at_once=2 * most))
 
     assert done(Loop(lines="batch")) <= 1.2 * fixed
+
+
+@pytest.mark.parametrize("by_class", [True, False])
+def test_engines_that_schedule_by_priority_follow_that_of_the_class(by_class: bool) -> None:
+    """Somebody comes when six prompts of batches were dispatched, each a step of the engine."""
+    classes = (PriorityClassSettings(name="default"), PriorityClassSettings(name="batch", engine_priority=10))
+    engine = replace(find_preset("qwen2.5-7b-910b4:by_priority").engine, max_num_batched_tokens=512)
+    lines = (TraceRequest(0.0, 512, 5, (number,), priority="batch") for number in range(6))
+    trace = Trace("t", 512, (*lines, TraceRequest(0.01, 512, 5, (99,))))
+    scheduling = SchedulingSettings(classes=classes, engine_priorities=by_class)
+    outcomes = Simulation(trace, Scenario(scheduling, engine, 1)).run().outcomes
+    first = sorted(range(7), key=lambda number: outcomes[number].ttft_s + outcomes[number].arrival_s)
+    assert first.index(6) == (1 if by_class else 6)

@@ -3,11 +3,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.presets import find_preset
-from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_job
+from dualmap.simulation.virtual_time.runs import RunJob, map_jobs, run_all, run_job
 from dualmap.simulation.virtual_time.scenario import Scenario
 from dualmap.simulation.workload.sources import TraceSource
 
@@ -35,6 +39,32 @@ def test_runs_in_processes_give_what_runs_here_give_in_the_order_of_the_jobs() -
 
     assert list(map_jobs(run_job, jobs, workers=2)) == here
     assert [round(result.rate_per_s) for result in here] == [8, 2, 5]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_runs_report_how_far_they_are(workers: int) -> None:
+    jobs = [RunJob(TraceSource("uniform", requests=requests), SCENARIO, 2.0) for requests in (250, 150)]
+    arrived: dict[int, list[int]] = {0: [], 1: []}
+
+    results = run_all(jobs, workers, lambda place, count: arrived[place].append(count))
+
+    assert results == [job.run() for job in jobs]
+    assert all(counts == sorted(counts) for counts in arrived.values())
+    assert (arrived[0][-1], arrived[1][-1]) == (200, 100), "it is reported every 100 requests"
+
+
+@dataclass(frozen=True)
+class _Failing:
+    fails: bool
+
+    def run(self, on_progress: Callable[[int], None] | None = None) -> None:
+        if self.fails:
+            raise ZeroDivisionError
+
+
+def test_a_run_that_fails_in_a_process_fails_all() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_all([_Failing(False), _Failing(True)], 2, lambda place, count: None)
 
 
 def test_an_error_in_a_process_reaches_the_caller() -> None:

@@ -100,6 +100,19 @@ def test_what_waits_for_answers_is_a_closed_loop() -> None:
     assert Loop(concurrency=3).is_closed(alone)
 
 
+def test_where_there_are_only_lines_all_of_them_come() -> None:
+    arrivals = Arrivals(
+        Trace("t", 512, tuple(replace(turn(9.0), priority="batch") for _ in range(2))), Loop(lines="batch")
+    )
+
+    assert [arrivals.over, arrivals.take_line(), arrivals.take_line(), arrivals.take_line()] == [False, 0, 1, None]
+    for place in (0, 1):
+        assert not arrivals.over
+        arrivals.line_ended()
+        arrivals.ended(place, 10.0)
+    assert arrivals.over
+
+
 def test_lines_are_taken_as_there_is_room_until_the_last_of_the_others_has_come() -> None:
     lines = [replace(turn(9.0), priority="batch") for _ in range(4)]
     arrivals = Arrivals(Trace("t", 512, (turn(1), lines[0], turn(2), *lines[1:])), Loop(lines="batch"))
