@@ -18,10 +18,10 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from statistics import fmean
 
-from dualmap.research.confidence import Mean
 from dualmap.scheduling.request.machine import Refusal, TurnedAway
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.mean import Mean
 from dualmap.simulation.figures.results import RequestOutcome, RunRecord
 from dualmap.simulation.virtual_time.event_queue import Priority
 from dualmap.simulation.virtual_time.scenario import FleetChange, Scenario, SpeedChange

@@ -14,10 +14,10 @@ import argparse
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from dualmap.research.confidence import Mean
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.capacity.bounds import bounds_of
 from dualmap.simulation.engine.presets import find_preset
+from dualmap.simulation.figures.mean import Mean
 from dualmap.simulation.figures.results import RunResult
 from dualmap.simulation.virtual_time.runs import RunJob, map_jobs
 from dualmap.simulation.virtual_time.scenario import Scenario

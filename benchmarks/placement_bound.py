@@ -28,7 +28,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from dualmap.research.confidence import Mean
 from dualmap.research.run import Run, Search
 from dualmap.research.run_cache import RunCache
 from dualmap.research.suites.suite import BEST_OTHERS, ORDERS
@@ -37,6 +36,7 @@ from dualmap.research.variant import Variant, parse_variant
 from dualmap.research.workload import PAPER_CAPS, PRESET_SHORTHANDS, Workload, traffic_of
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.engine.engine_types import EngineConfig
+from dualmap.simulation.figures.mean import Mean
 from dualmap.simulation.virtual_time.runs import map_jobs
 from dualmap.simulation.virtual_time.scenario import Scenario
 

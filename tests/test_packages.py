@@ -32,7 +32,8 @@ FOLDERS = {
         "replica", "admin", "batches", "ui", "serving",
     ),
     "simulation": (
-        "engine", "workload", "figures", "virtual_time", "capacity", "replay", "emulator", "calibrate", "commands",
+        "engine", "workload", "figures", "virtual_time", "capacity", "what_if", "replay", "emulator", "calibrate",
+        "commands",
     ),
 }  # fmt: skip
 """The folders of a package. Each may import those before it, and the modules beside the folders, which import none of

@@ -133,6 +133,14 @@ COMMANDS = {
         "dualmap.cli.simulate",
         ("--trace toolagent --rate 8 --policy dualmap,round-robin", "goodput --trace conversation --on-time 0.95"),
     ),
+    "what-if": Command(
+        "a recorded hour on a twin of the fleet, as it is and as it would be",
+        "dualmap.cli.what_if",
+        (
+            "--recording /var/lib/dualmap/records --change change.yaml --url http://127.0.0.1:8000",
+            "--recording hour.jsonl --change change.yaml --config fleet.yaml --preset engine.json --slo-tpot-ms 100",
+        ),
+    ),
     "evaluate": Command(
         "run the paper's whole evaluation and write a report", "dualmap.cli.evaluate", ("",), of_a_checkout=True
     ),

@@ -8,9 +8,9 @@ from html import escape
 
 from rich.table import Table as RichTable
 
-from dualmap.research.confidence import Mean
 from dualmap.research.figures import Figures
 from dualmap.simulation.figures.fitting_table import fitting_table
+from dualmap.simulation.figures.mean import Mean
 
 Cell = str | float | int
 ABSENT = "–"

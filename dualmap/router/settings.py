@@ -361,6 +361,12 @@ class RouterSettings(BaseModel):
     record_salt: SecretStr | None = Field(
         None, description="salt of recorded hashes, the same on all replicas to merge them; random when left out"
     )
+    record_max_bytes: int = Field(
+        1 << 30, ge=1 << 20, description="bytes of a replica's recording at most: the oldest half gives way"
+    )
+    record_minutes_of_hour: int = Field(
+        60, ge=1, le=60, description="minutes of each hour, from its beginning, that are recorded"
+    )
 
     @model_validator(mode="after")
     def _one_body_fits(self) -> Self:

@@ -2,7 +2,8 @@ from statistics import stdev
 
 import pytest
 
-from dualmap.research.confidence import Comparison, Mean, Ranking
+from dualmap.research.confidence import Comparison, Ranking
+from dualmap.simulation.figures.mean import Mean
 
 
 def test_the_interval_is_students() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dualmap.research.confidence import Comparison, Mean, Ranking
+from dualmap.research.confidence import Comparison, Ranking
 from dualmap.research.suites.orders import order_tables
 from dualmap.research.suites.results import GoodputResult, RateResult, SuiteResult
 from dualmap.research.suites.summary import SUMMARY, summary_tables
@@ -12,6 +12,7 @@ from dualmap.research.table import Column, Table, counted, markdown_table, shown
 from dualmap.research.targets import MAIN
 from dualmap.research.variant import described
 from dualmap.simulation.capacity.bounds import Bounds, short_trace_note
+from dualmap.simulation.figures.mean import Mean
 
 
 def first_tables(outcome: SuiteResult) -> list[Table]:

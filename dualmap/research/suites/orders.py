@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dualmap.research.confidence import Comparison, Mean
+from dualmap.research.confidence import Comparison
 from dualmap.research.suites.results import GoodputResult, Rate, RateResult, SuiteResult
 from dualmap.research.table import ABSENT, Table, shown
 from dualmap.research.targets import BOTH, Target
 from dualmap.research.variant import Variant
 from dualmap.scheduling.placing.policies.registry import granting_order
+from dualmap.simulation.figures.mean import Mean
 from dualmap.simulation.figures.on_time import TPOT_SLO_S
 
 

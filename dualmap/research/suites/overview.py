@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dualmap.research.confidence import Comparison, Mean
+from dualmap.research.confidence import Comparison
 from dualmap.research.suites.orders import by_order
 from dualmap.research.suites.results import Rate, RateResult, SuiteResult
 from dualmap.research.suites.suite import MIXED
 from dualmap.research.table import ABSENT, Column, Table, shown, titles
 from dualmap.research.targets import Target
+from dualmap.simulation.figures.mean import Mean
 
 LENGTH_COLUMNS = (
     Column("on time", "on_time", 100, 0),

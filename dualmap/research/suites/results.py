@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dualmap.research.bench import Bench
-from dualmap.research.confidence import Mean
 from dualmap.research.figures import Figures
 from dualmap.research.provenance import Provenance
 from dualmap.research.run import Run, Search
@@ -18,6 +17,7 @@ from dualmap.research.workload import Workload
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.simulation.capacity.bounds import Bounds
 from dualmap.simulation.errors import SimulationError
+from dualmap.simulation.figures.mean import Mean
 
 Place = tuple[Workload, int]
 """A workload and a seed."""

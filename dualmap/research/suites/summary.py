@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from dualmap.research.confidence import Comparison, Mean, Ranking
+from dualmap.research.confidence import Comparison, Ranking
 from dualmap.research.suites.results import GoodputResult, Rate, RateResult, SuiteResult
 from dualmap.research.table import ABSENT, Column, Table, shown
 from dualmap.research.workload import Workload
+from dualmap.simulation.figures.mean import Mean
 
 SUMMARY = "Summary"
 """Heading of the summary tables."""

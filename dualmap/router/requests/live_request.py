@@ -28,7 +28,7 @@ from dualmap.router.requests.request_counts import (
     count_turn,
     count_usage,
 )
-from dualmap.router.telemetry.recording import TrafficRecorder
+from dualmap.router.telemetry.recording import Recorded, TrafficRecorder
 from dualmap.router.tenants.rate_limits import refused_fields
 from dualmap.router.timers import TimerHandle
 from dualmap.scheduling.placing.placement import PlaceStatus, SearchCourse, SearchFailed
@@ -582,11 +582,26 @@ class LiveRequest:
             context.ended(explanation, self.inference_request.trace)
 
     def _record(self, recorder: TrafficRecorder, chain: Chain, usage: Usage) -> None:
-        """Record its shape for a replay. Expected counts replace those that the instance did not report."""
-        prompt_tokens = usage.prompt_tokens or chain.prompt_tokens
-        output_tokens = usage.output_tokens or self.machine.spec.expected_output_tokens
-        received_unix_s = time.time() - self.machine.age_s(self._now_s())
-        recorder.record(received_unix_s, chain, prompt_tokens, output_tokens, self.inference_request.slo_s)
+        """Record its shape for a replay, and how it was served. Expected counts replace those that the instance did not
+        report."""
+        machine = self.machine
+        spec, age_s, classes = machine.spec, machine.age_s(self._now_s()), self.pool.rules.scheduling.classes
+        recorder.record(
+            Recorded(
+                received_unix_s=time.time() - age_s,
+                chain=chain,
+                prompt_tokens=usage.prompt_tokens or chain.prompt_tokens,
+                output_tokens=usage.output_tokens or spec.expected_output_tokens,
+                duration_s=age_s if machine.ended_s is None else machine.ended_s,
+                ttft_s=machine.first_token_s if spec.streams and not spec.hides_first_token else None,
+                cached_tokens=usage.cached_tokens,
+                slo_s=self.inference_request.slo_s,
+                tenant=spec.claim.tenant,
+                priority=classes[spec.claim.class_rank].name if classes else "",
+                adapter=spec.adapter,
+                run=spec.run.branch,
+            )
+        )
 
     def records(self, now_ms: int) -> Sequence[StoredRequest]:
         """The records that the store should have of it: one for each leg that is reserved."""

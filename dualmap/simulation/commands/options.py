@@ -20,6 +20,7 @@ from dualmap.scheduling.placing.policies.registry import OPTIONS
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings, DecodeAutoscaleSettings, autoscale_of
 from dualmap.scheduling.settings import OWN_POLICIES, POLICIES, PolicyName, SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, Role
+from dualmap.scheduling.tenants.tenant import Tenant
 from dualmap.simulation.calibrate.calibrated import find_engine, is_calibrated
 from dualmap.simulation.engine.engine_types import EngineConfig
 from dualmap.simulation.engine.presets import PRESETS_IN_WORDS, Preset, UnknownPresetError, find_preset
@@ -173,6 +174,8 @@ class ConfiguredFleet:
     engine: EngineSettings
     pools: tuple[PoolSettings, ...] = (PoolSettings(),)
     late_requests: Literal["serve", "refuse"] = "serve"
+    tenants: tuple[Tenant, ...] = ()
+    """Those that share the fleet by their weights."""
 
 
 @dataclass(kw_only=True, frozen=True, slots=True)

@@ -187,6 +187,11 @@ class Scenario:
             max_queued_requests=self.max_queued_requests,
         )
 
+    def slowed(self, factor: float) -> Scenario:
+        """The scenario with engines whose steps take so many times as long."""
+        engine, *engines = [replace(each, costs=each.costs.slowed(factor)) for each in (self.engine, *self.engines)]
+        return replace(self, engine=engine, engines=tuple(engines))
+
     def in_blocks_of(self, block_tokens: int) -> Scenario:
         """The scenario with a trace's block size everywhere: the trace has its prefixes in these blocks."""
         engine, *engines = [replace(each, block_tokens=block_tokens) for each in (self.engine, *self.engines)]

@@ -393,7 +393,7 @@ class Simulation:
         target_s = slo_s(self._scheduling, chain.prompt_tokens, request.slo_ttft_s, self._class_rank(request))
         outcome = RequestOutcome(
             self._now_s, request.input_tokens, request.output_tokens, target_s, tenant=request.tenant,
-            run=self._runs.get(request.session, ""),
+            priority=request.priority, run=self._runs.get(request.session, ""),
         )  # fmt: skip
         self._outcomes.append(outcome)
         return outcome

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import orjson
 
 from dualmap.simulation.errors import TraceError
-from dualmap.simulation.workload.traces import Trace, TraceRequest
+from dualmap.simulation.workload.traces import Measured, Trace, TraceRequest
 
 _REPORT_BYTES = 1 << 20
 
@@ -34,6 +34,27 @@ class RecordedRequest(NamedTuple):
     """The fingerprint of the salt: hashes of different salts cannot be compared."""
     slo_ttft_ms: int = 0
     """TTFT SLO that the request named; 0: it left it to the fleet."""
+    tenant: str = ""
+    priority: str = ""
+    adapter: str = ""
+    session: str = ""
+    """The run that it is a turn of, as a salted hash; empty: none that was known."""
+    duration_ms: int = -1
+    """Time until its answer had ended; -1: the release that recorded it did not measure."""
+    ttft_ms: int = -1
+    """-1: its first token was not seen."""
+    cached_tokens: int = -1
+    """-1: its instance did not say."""
+
+    @property
+    def measured(self) -> Measured | None:
+        if self.duration_ms < 0:
+            return None
+        return Measured(
+            self.duration_ms / 1000,
+            None if self.ttft_ms < 0 else self.ttft_ms / 1000,
+            None if self.cached_tokens < 0 else self.cached_tokens,
+        )
 
 
 def merge_recordings(
@@ -56,6 +77,16 @@ def merge_recordings(
         raise TraceError(", ".join(map(str, paths)) or name, None, "holds no requests")
     block_tokens = round(median(request.block_tokens for request in recorded))
     return Trace(name, block_tokens, tuple(_as_trace(recorded, block_tokens)))
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a file is what a replica wrote, and not the trace that was made of it; False if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            row = orjson.loads(file.readline())
+    except (OSError, orjson.JSONDecodeError):
+        return False
+    return isinstance(row, dict) and "salt" in row
 
 
 _OTHER_SALT = (
@@ -90,8 +121,15 @@ def _mooncake_row(request: TraceRequest, block_tokens: int) -> dict[str, object]
         row["after"] = request.after
     if request.adapter_rank:
         row["adapter_rank"] = request.adapter_rank
-    if request.adapter:
-        row["adapter"] = request.adapter
+    for name, text in (("adapter", request.adapter), ("tenant", request.tenant), ("priority", request.priority)):
+        if text:
+            row[name] = text
+    if (measured := request.measured) is not None:
+        row["duration_ms"] = round(measured.duration_s * 1000)
+        if measured.ttft_s is not None:
+            row["ttft_ms"] = round(measured.ttft_s * 1000)
+        if measured.cached_tokens is not None:
+            row["cached_tokens"] = measured.cached_tokens
     return row
 
 
@@ -125,6 +163,13 @@ def _recorded_request(line: bytes) -> RecordedRequest:
         int(row["block_tokens"]),
         str(row["salt"]),
         int(row.get("slo_ttft_ms") or 0),
+        tenant=str(row.get("tenant") or ""),
+        priority=str(row.get("priority") or ""),
+        adapter=str(row.get("adapter") or ""),
+        session=str(row.get("session_id") or ""),
+        duration_ms=int(row.get("duration_ms", -1)),
+        ttft_ms=int(row.get("ttft_ms", -1)),
+        cached_tokens=int(row.get("cached_tokens", -1)),
     )
     if min(request.input_tokens, request.block_tokens) < 1 or min(request.output_tokens, request.timestamp_ms) < 0:
         raise ValueError("a length or time is out of range")
@@ -133,10 +178,12 @@ def _recorded_request(line: bytes) -> RecordedRequest:
 
 def _as_trace(recorded: Iterable[RecordedRequest], block_tokens: int) -> Iterator[TraceRequest]:
     """Blocks of text are cut by bytes, so a prompt may have a block more or less than its tokens ask for: it is cut,
-    or filled up with blocks of its own."""
+    or filled up with blocks of its own. A turn of a run that came after the answer before it comes a think time after
+    that answer in the trace, too: where answers come later, so does it."""
     numbers: dict[int, int] = {}
     fresh = count()
     start_ms: int | None = None
+    answered_ms: dict[str, int] = {}
     for request in recorded:
         start_ms = request.timestamp_ms if start_ms is None else start_ms
         blocks = -(-request.input_tokens // block_tokens)
@@ -148,4 +195,12 @@ def _as_trace(recorded: Iterable[RecordedRequest], block_tokens: int) -> Iterato
         ids += [next(fresh) for _ in range(blocks - len(ids))]
         arrival_s = (request.timestamp_ms - start_ms) / 1000
         slo_s = request.slo_ttft_ms / 1000 or None
-        yield TraceRequest(arrival_s, request.input_tokens, request.output_tokens, tuple(ids), slo_s)
+        think_ms = request.timestamp_ms - answered_ms[request.session] if request.session in answered_ms else -1
+        if request.session and request.duration_ms >= 0:
+            ended_ms = request.timestamp_ms + request.duration_ms
+            answered_ms[request.session] = max(ended_ms, answered_ms.get(request.session, ended_ms))
+        yield TraceRequest(
+            arrival_s, request.input_tokens, request.output_tokens, tuple(ids), slo_s,
+            tenant=request.tenant, priority=request.priority, adapter=request.adapter, session=request.session,
+            think_s=think_ms / 1000 if think_ms >= 0 else None, measured=request.measured,
+        )  # fmt: skip

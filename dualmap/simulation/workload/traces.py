@@ -7,9 +7,11 @@ Three formats are read:
   including that block. The last block may be partial.
 * The project's own recording (``dualmap record``): the same, with ``block_tokens`` on every line.
   Both may have ``slo_ttft_ms``, the TTFT SLO of a request, ``tenant`` and ``priority``, who it is for and the name of
-  its priority class, and ``adapter``, the name of the adapter that computes it. A turn of a session has ``session_id``
-  and, except for the first one, ``delay``: the ms between the end of the answer before it and the turn. It waits for
-  further sessions if ``after`` lists their ids. ``timestamp`` is then its time in an open loop, and may be missing.
+  its priority class, ``adapter``, the name of the adapter that computes it, and ``adapter_rank``. A turn of a session
+  has ``session_id`` and, except for the first one, ``delay``: the ms between the end of the answer before it and the
+  turn. It waits for further sessions if ``after`` lists their ids. ``timestamp`` is then its time in an open loop, and
+  may be missing.
+  A recorded request has ``duration_ms``, and ``ttft_ms`` and ``cached_tokens`` where they were seen: how it was served.
 * Azure LLM inference CSV (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``; nothing is shared.
 
 Every reader checks every line and raises TraceError with the file, the line and the reason.
@@ -29,6 +31,18 @@ from dualmap.simulation.errors import TraceError
 
 MOONCAKE_BLOCK_TOKENS = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How a recorded request was served, by the fleet's own clock."""
+
+    duration_s: float
+    """Time from its arrival to the end of its answer."""
+    ttft_s: float | None = None
+    """None: its first token was not seen, as that of an answer which did not stream."""
+    cached_tokens: int | None = None
+    """Prompt tokens that its instance found in its cache; None: it did not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,8 @@ class TraceRequest:
     """The adapter that computes it; empty: none. Prefixes of two adapters have no id in common."""
     adapter_rank: int = 0
     """The rank of that; 0: not known."""
+    measured: Measured | None = None
+    """How it was served; None: it was not recorded, or by a release that did not measure it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +228,17 @@ def _mooncake_request(line: bytes, block_tokens: int, before_s: float) -> TraceR
     return TraceRequest(
         arrival_s, input_tokens, output_tokens, tuple(hash_ids), slo_ttft_s, tenant=tenant, priority=priority,
         session=session, think_s=think_s, after=tuple(map(_session, after)),
-        adapter=_text(row, "adapter"),
+        adapter=_text(row, "adapter"), measured=_measured(row),
         adapter_rank=_integer(row, "adapter_rank", least=0) if "adapter_rank" in row else 0,
     )  # fmt: skip
+
+
+def _measured(row: dict[str, object]) -> Measured | None:
+    if row.get("duration_ms") is None:
+        return None
+    ttft_ms = _number(row, "ttft_ms", least=0) if row.get("ttft_ms") is not None else None
+    cached = _integer(row, "cached_tokens", least=0) if row.get("cached_tokens") is not None else None
+    return Measured(_number(row, "duration_ms", least=0) / 1000, None if ttft_ms is None else ttft_ms / 1000, cached)
 
 
 def _check_block_count(blocks: int, input_tokens: int, block_tokens: int) -> None:

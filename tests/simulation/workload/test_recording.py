@@ -1,24 +1,32 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dualmap.router.telemetry.recording import TrafficRecorder
+from dualmap.router.telemetry.recording import Recorded, TrafficRecorder
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.simulation.errors import TraceError
 from dualmap.simulation.workload.generators import agents
 from dualmap.simulation.workload.recording import merge_recordings, render_mooncake
-from dualmap.simulation.workload.traces import Trace, read_trace
+from dualmap.simulation.workload.traces import Measured, Trace, read_trace
 
 SHARED = (11 << 60, 12 << 60)
 
 
 def replica(path: Path, *requests: tuple[float, Chain, int, int], salt: str = "s") -> Path:
-    recorder = TrafficRecorder(path.open("ab", buffering=0), salt)
+    recorder = TrafficRecorder(path, salt)
     for request in requests:
-        recorder.record(*request)
+        recorder.record(recorded(*request))
     recorder.close()
     return path
+
+
+def recorded(received_unix_s: float, chain: Chain, prompt_tokens: int, output_tokens: int) -> Recorded:
+    return Recorded(
+        received_unix_s=received_unix_s, chain=chain, prompt_tokens=prompt_tokens, output_tokens=output_tokens,
+        duration_s=2.0,
+    )  # fmt: skip
 
 
 def round_trip(tmp_path: Path, *recordings: Path) -> Trace:
@@ -27,12 +35,41 @@ def round_trip(tmp_path: Path, *recordings: Path) -> Trace:
 
 
 def test_the_slo_that_a_request_asked_for_is_recorded_and_read_back(tmp_path: Path) -> None:
-    recorder = TrafficRecorder((tmp_path / "a.jsonl").open("ab", buffering=0), "s")
-    recorder.record(1000.0, Chain(SHARED, 128, 300), 300, 40, 2.5)
-    recorder.record(1001.0, Chain(SHARED, 128, 300), 300, 40)
+    recorder = TrafficRecorder(tmp_path / "a.jsonl", "s")
+    recorder.record(replace(recorded(1000.0, Chain(SHARED, 128, 300), 300, 40), slo_s=2.5))
+    recorder.record(recorded(1001.0, Chain(SHARED, 128, 300), 300, 40))
     recorder.close()
 
     assert [r.slo_ttft_s for r in round_trip(tmp_path, tmp_path / "a.jsonl").requests] == [2.5, None]
+
+
+def test_who_it_was_for_and_how_it_was_served_reads_back(tmp_path: Path) -> None:
+    recorder = TrafficRecorder(tmp_path / "a.jsonl", "s")
+    seen = replace(
+        recorded(1000.0, Chain(SHARED, 128, 300), 300, 40), ttft_s=0.25, cached_tokens=256, tenant="acme",
+        priority="high", adapter="sql",
+    )  # fmt: skip
+    recorder.record(seen)
+    recorder.record(recorded(1001.0, Chain(SHARED, 128, 300), 300, 40))
+    recorder.close()
+
+    first, second = round_trip(tmp_path, tmp_path / "a.jsonl").requests
+
+    assert (first.tenant, first.priority, first.adapter) == ("acme", "high", "sql")
+    assert first.measured == Measured(2.0, 0.25, 256)
+    assert second.measured == Measured(2.0)
+
+
+def test_a_turn_of_a_run_comes_a_think_time_after_the_answer_before_it(tmp_path: Path) -> None:
+    recorder = TrafficRecorder(tmp_path / "a.jsonl", "s")
+    for second, run in ((1000.0, "0a"), (1001.0, "0b"), (1005.0, "0a"), (1005.5, "0a"), (1006.0, "")):
+        recorder.record(replace(recorded(second, Chain(SHARED, 128, 300), 300, 40), run=run))
+    recorder.close()
+
+    requests = round_trip(tmp_path, tmp_path / "a.jsonl").requests
+
+    assert requests[0].session == requests[2].session == requests[3].session != requests[1].session
+    assert [request.think_s for request in requests] == [None, None, 3.0, None, None], "the fourth did not wait"
 
 
 def test_what_replicas_recorded_reads_back_as_one_trace_in_order_of_arrival(tmp_path: Path) -> None:
