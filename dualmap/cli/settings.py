@@ -51,6 +51,8 @@ class Settings(BaseModel):
                 raise ValueError(
                     f"{min(both)!r} of pool {pool.name!r} names both its model and a LoRA adapter: rename the adapter"
                 )
+            if pool.fallback is not None and (pool.fallback == pool.name or pool.fallback not in pools):
+                raise ValueError(f"the fallback {pool.fallback!r} of pool {pool.name!r} is no other pool")
             ids = Counter(instance.id for instance in pool.instances)
             twice = [name for name, count in ids.items() if count > 1]
             if twice:

@@ -304,6 +304,11 @@ class PoolSettings(BaseModel):
     model: str = Field("default", min_length=1, description="model name the instances serve")
     aliases: tuple[str, ...] = Field((), description="other names for the model")
     loras: tuple[str, ...] = Field((), description="LoRA adapters the instances serve")
+    fallback: str | None = Field(
+        None,
+        description="pool that serves requests for this model while no instance here is ready, by its own model, for"
+        " tenants that may use it (none: they get an error)",
+    )
     adapters: AdapterSettings = Field(AdapterSettings(), description="the room of each instance for LoRA adapters")
     instances: tuple[InstanceSettings, ...] = Field((), description="instances known from the start")
     discovery: DiscoverySettings | None = Field(

@@ -265,6 +265,8 @@ def test_two_pools_cannot_share_a_name_a_model_or_an_instance_id() -> None:
     assert "pool name 'a' is used by two pools" in complaint("--pools", f"[{twin % ('a', 'n')}]")
     assert "model name 'm' is used by two pools" in complaint("--pools", f"[{twin % ('b', 'm')}]")
     instance = '{"id": "i", "url": "http://h"}'
+    assert "is no other pool" in complaint("--pools", '[{"name": "a", "fallback": "b"}]')
+    assert "is no other pool" in complaint("--pools", '[{"name": "a", "fallback": "a"}]')
     assert "appears twice" in complaint("--pools", f'[{{"instances": [{instance}, {instance}]}}]')
 
 

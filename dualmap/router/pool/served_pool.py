@@ -82,6 +82,8 @@ class ServedPool:
     """Rules by which a request that arrives now is served."""
     waiting_room: WaitingRoom | None = field(init=False)
     """Where requests wait for the first instance; None where the pool is to have some at all times."""
+    chooses: bool = False
+    """A request may go elsewhere than to any instance here: to one of a revision, or to the pool that stands in."""
     _balancer: PassedOnBalancer = field(default_factory=PassedOnBalancer)
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class ServedPool:
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
         of the engines' blocks."""
+        self.chooses = self.settings.fallback is not None
         if self.view.view.block_tokens != self.blocks.engine_block_tokens:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = self.store.settings.in_force(overrides)

@@ -30,7 +30,7 @@ from dualmap.router.prompts.token_bounds import MOST_TOKENS, answer_bound, promp
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
 from dualmap.router.requests.tenant_budgets import KeyTerms, TenantBudgets, drawn_by
-from dualmap.router.tenants.directory import TenantDirectory, check_model
+from dualmap.router.tenants.directory import TenantDirectory, check_model, may_use
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.placement import NO_CLAIM, Claim
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
@@ -85,6 +85,8 @@ class Intake:
             if caller is not None and request.pinned_to is None:
                 terms = self._budgets.known_terms(caller, request.model)
             route = terms.route if terms is not None else self._known_route(request) or await self._new_route(request)
+            if route.pool.chooses:
+                route = self._served_route(request, route)
             # It draws all that it asks for where its tenant wants that, or where it runs on behind its answer.
             draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
             if sent is None:
@@ -130,6 +132,20 @@ class Intake:
             if refusal is error:
                 raise
             raise refusal from error
+
+    def _served_route(self, request: InferenceRequest, route: Route[ServedPool]) -> Route[ServedPool]:
+        """The route to the pool that stands in for one without a ready instance, where the sender may use that; else
+        the route itself. Where a pool starts instances on demand, its requests wait for them."""
+        pool = route.pool
+        is_bound = request.pinned_to is not None or route.lora is not None or pool.waiting_room is not None
+        other = self.pools.pools.get(pool.settings.fallback or "")
+        if other is None or is_bound or pool.view.view.ready or not other.view.view.ready:
+            return route
+        settings, caller = other.settings, request.caller
+        if caller is not None and not may_use(caller.tenant, settings.model, settings.name, ""):
+            return route
+        pool.metrics.fallbacks.value += 1
+        return Route(other, settings.model)
 
     async def find_route(self, request: InferenceRequest) -> Route[ServedPool]:
         """The route of a request, which its sender may use. A name that is not known here may have just been made known

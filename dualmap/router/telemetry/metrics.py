@@ -147,6 +147,7 @@ class PoolMetrics:
         self.arrived = metrics.arrived.labels(pool)
         self.overdue = metrics.overdue.labels(pool)
         self.limited = metrics.limited.labels(pool)
+        self.fallbacks = metrics.fallbacks.labels(pool)
         self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
         self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
         self.prompt_tokens_unreported = metrics.prompt_tokens.labels(pool, "unreported")
@@ -299,6 +300,9 @@ class RouterMetrics:
             "dualmap_freed_transfers", "Staged KV that was taken over without a client, which had left", "pool"
         )
         self.arrived = make.counter("dualmap_arrived_requests", "Requests that arrived for a pool", "pool")
+        self.fallbacks = make.counter(
+            "dualmap_fallback_requests", "Requests for a pool without a ready instance that its fallback served", "pool"
+        )
         self.limited = make.counter(
             "dualmap_limited_requests", "Requests that a limit of their tenant kept out of a pool", "pool"
         )
