@@ -24,7 +24,7 @@ MAY_IMPORT = {
 }
 FOLDERS = {
     "scheduling": (
-        "prompts", "state", "estimates", "tenants", "queues", "runs", "placing", "scaling", "batches",
+        "prompts", "state", "estimates", "tenants", "queues", "revisions", "runs", "placing", "scaling", "batches",
         "request",
     ),
     "router": (

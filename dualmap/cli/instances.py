@@ -36,6 +36,7 @@ _ACTIONS = {
     "drain": "send it nothing new; what it has is finished, what is held for it moves",
     "resume": "put it back into service",
     "role": "change what it serves: mixed, prefill or decode",
+    "label": "change its revision: engine version, model revision and flags",
     "remove": "drain it, wait until it has nothing left, forget it",
     "audit": "the last changes: when, by whom, what",
 }
@@ -66,9 +67,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             )
         if action == "role":
             action_parser.add_argument("role", choices=("mixed", "prefill", "decode"))
+        if action == "label":
+            action_parser.add_argument("revision", help="label of its revision; '' for none")
         if action == "add":
             action_parser.add_argument("instance_url", metavar="INSTANCE_URL", help="base URL of the vLLM server")
             action_parser.add_argument("--role", default="mixed", choices=("mixed", "prefill", "decode"))
+            action_parser.add_argument("--revision", default="", help="label of its engine version, model and flags")
             for figure in _FIGURES:
                 kind = float if figure == "prefill_tokens_per_s" else whole_amount
                 action_parser.add_argument(f"--{figure.replace('_', '-')}", type=kind, metavar="N")
@@ -121,6 +125,8 @@ def _run(api: AdminApi, arguments: argparse.Namespace) -> int:
         return 0
     if arguments.action == "add":
         given = {"id": arguments.id, "url": arguments.instance_url, "role": arguments.role, "pool": arguments.pool}
+        if arguments.revision:
+            given["revision"] = arguments.revision
         figures = {name: value for name in _FIGURES if (value := getattr(arguments, name)) is not None}
         added = api.call("POST", "/instances", given | figures)
         if added.get("warning"):  # a replica of another version may not know it
@@ -129,6 +135,10 @@ def _run(api: AdminApi, arguments: argparse.Namespace) -> int:
     elif arguments.action == "role":
         changed = api.call("PATCH", f"/instances/{quote(arguments.id, safe='')}", {"role": arguments.role})
         print(f"{arguments.id} serves as {changed['role']}")
+    elif arguments.action == "label":
+        path = f"/instances/{quote(arguments.id, safe='')}"
+        changed = api.call("PATCH", path, {"revision": arguments.revision})
+        print(f"{arguments.id} is of revision {changed['revision'] or 'unlabelled'}")
     elif arguments.action == "remove":
         remove(api, arguments.id, arguments.timeout_s)
         print(f"{arguments.id} removed")

@@ -70,9 +70,14 @@ COMMANDS = {
     "worker": Command("run one background worker", "dualmap.cli.serve_worker", ("--config fleet.yaml",)),
     "emulate": Command("run emulated vLLM instances", "dualmap.cli.serve_emulator", ("--instances 2 --port 8100",)),
     "instances": Command(
-        "add, drain, resume, remove or list instances",
+        "add, label, drain, resume, remove or list instances",
         "dualmap.cli.instances",
         ("list", "add npu-2 http://10.0.0.12:8000 --config fleet.yaml", "drain npu-0", "remove npu-0 --timeout-s 600"),
+    ),
+    "revisions": Command(
+        "choose how many sessions each revision of the instances gets",
+        "dualmap.cli.revisions",
+        ("", "set v2=5%", "set v2=0 --move", "tenant acme v2", "audit"),
     ),
     "tenants": Command(
         "make, change or list teams that share a fleet, their keys and limits",

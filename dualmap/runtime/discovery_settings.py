@@ -40,6 +40,12 @@ class KubernetesSettings(BaseModel):
         pattern=r"^[A-Za-z0-9]([A-Za-z0-9./_-]{0,315}[A-Za-z0-9])?$",
         description="a further label of pods that names their role, as DYN_EPP_ROLE_LABEL does for Dynamo",
     )
+    revision_label: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9]([A-Za-z0-9./_-]{0,315}[A-Za-z0-9])?$",
+        description="a further label of pods that names their revision, as pod-template-hash or"
+        " controller-revision-hash",
+    )
     scheme: Literal["http", "https"] = Field("http", description="how instances are called")
     api_url: str | None = Field(
         None, pattern=r"^https?://", description="URL of the API server (none: that of the cluster the worker runs in)"

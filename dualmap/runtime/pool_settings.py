@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from dualmap.runtime.discovery_settings import DiscoverySettings
 from dualmap.scheduling.estimates.kv_tiers import Tier
+from dualmap.scheduling.revisions.weights import LABEL
 from dualmap.scheduling.scaling.scale_settings import AutoscaleSettings
 from dualmap.scheduling.state.instance import (
     DEFAULT_PREFILL_TOKENS_PER_S,
@@ -94,6 +95,7 @@ KvCapacity = Annotated[int, Field(gt=0, le=MAX_KV_CAPACITY_TOKENS)]
 DispatchWindow = Annotated[int, Field(gt=0, le=10**9)]
 RunningRequests = Annotated[int, Field(gt=0, le=10**6)]
 DataParallelRank = Annotated[int, Field(ge=0, le=65_535)]
+RevisionLabel = Annotated[str, Field(pattern=f"^({LABEL})?$")]
 QueuedRequests = Annotated[int, Field(ge=0, le=MANY_REQUESTS)]
 
 
@@ -260,6 +262,9 @@ class InstanceSettings(BaseModel):
     )
     data_parallel_rank: DataParallelRank | None = Field(
         None, description="one rank of the server at this URL, counted across all its nodes; none: the whole server"
+    )
+    revision: RevisionLabel = Field(
+        "", description="label of its engine version, model revision and flags, see dualmap revisions (empty: none)"
     )
     kv_events: KvEventSettings | None = Field(None, description="where it publishes KV events; none: as its pool says")
 

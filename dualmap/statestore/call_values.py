@@ -9,6 +9,8 @@ from typing import Any
 from dualmap.scheduling.estimates.kv_tiers import InstanceTiers
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import QueueHead
+from dualmap.scheduling.revisions.rollout import Rollout
+from dualmap.scheduling.revisions.weights import NO_WEIGHTS, RevisionWeights
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceSpec
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
@@ -34,6 +36,9 @@ class Membership:
     _: KW_ONLY
     adapters: Mapping[str, RegisteredAdapter] = field(default_factory=dict)
     """Adapters that were registered in the running fleet, those that were unloaded among them."""
+    revisions: RevisionWeights = NO_WEIGHTS
+    rollout: Rollout | None = None
+    """The rollout that runs, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)

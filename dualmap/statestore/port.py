@@ -27,6 +27,7 @@ from dualmap.statestore.pool.entered_schema import EnteredSchema
 from dualmap.statestore.pool.members import Members
 from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues
+from dualmap.statestore.pool.revisions import Revisions
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.runs import Runs, TurnStatus
 from dualmap.statestore.pool.stored_responses import StoredResponses
@@ -110,6 +111,9 @@ class ReplicaPool(RequestPort, ReadingPort, Protocol):
 
     @property
     def runs(self) -> Runs: ...
+
+    @property
+    def revisions(self) -> Revisions: ...
 
     @property
     def responses(self) -> StoredResponses: ...

@@ -187,13 +187,16 @@ class Record:
         added: Mapping[str, str | int] = EMPTY,
         rare: int = 0,
         sparse: frozenset[str] = frozenset(),
+        *,
+        one_by_one: bool = False,
     ) -> None:
         """``added`` are fields that an older version beside this one does not write, and what they are then. The first
         ``rare`` ones seldom change. Those that are ``sparse`` are left out where all of them are 0: most records have
-        none."""
+        none; with ``one_by_one``, which scripts do not write, each of them where it is."""
         self.rare = rare
         self.names = tuple(sorted(names, key=lambda name: (name in sparse, name not in _TEXTS)))
         self.added = added
+        self._one_by_one = one_by_one
         self._usual = len(names) - len(sparse)
         """Fields before those that are sparse."""
         self._format, self._short = (
@@ -204,8 +207,15 @@ class Record:
     def pack(self, values: Sequence[Any]) -> bytes:
         """The text of a record with these values, in the order of ``names``; none is None."""
         if self._usual == len(values) or any(values[self._usual :]):
+            if self._one_by_one:
+                return self._pack_present(values)
             return (self._format % tuple(values)).encode()
         return (self._short % tuple(values[: self._usual])).encode()
+
+    def _pack_present(self, values: Sequence[Any]) -> bytes:
+        given = [place for place, each in enumerate(values) if each or place < self._usual]
+        form = ",".join([f'"{self.names[place]}":{_form(self.names[place])}' for place in given])
+        return (f"{{{form}}}" % tuple([values[place] for place in given])).encode()
 
     def fields(self, text: bytes) -> dict[str, Any]:
         """The values of a record by name."""
@@ -264,7 +274,10 @@ PLACED: Final = Record(
     PLACED_FIELDS, _added(StoredRequest, PLACED_FIELDS), sparse=_sparse(StoredRequest, PLACED_FIELDS)
 )
 REPORTED: Final = Record(
-    REPORTED_FIELDS, _added(StoredRequest, REPORTED_FIELDS), sparse=_sparse(StoredRequest, REPORTED_FIELDS)
+    REPORTED_FIELDS,
+    _added(StoredRequest, REPORTED_FIELDS),
+    sparse=_sparse(StoredRequest, REPORTED_FIELDS),
+    one_by_one=True,
 )
 
 

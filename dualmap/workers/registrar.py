@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from dualmap.runtime.pool_settings import InstanceSettings
+from dualmap.scheduling.revisions.rollout import Rollout
+from dualmap.scheduling.revisions.weights import NO_WEIGHTS, RevisionWeights
 from dualmap.scheduling.state.instance import ADAPTER_ROOM, InstanceSpec
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
 from dualmap.statestore.call_values import Membership
@@ -30,12 +32,24 @@ class Known:
     names: Mapping[str, str] = field(default_factory=dict)
     adapters: Mapping[str, RegisteredAdapter] = field(default_factory=dict)
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Model names, adapters and settings that were given to the running fleet."""
+    _: KW_ONLY
+    revisions: RevisionWeights = NO_WEIGHTS
+    rollout: Rollout | None = None
+    """Model names, adapters, settings, weights of revisions and their rollout that were given to the running fleet."""
+
+    @classmethod
+    def of(cls, now: Membership) -> Known:
+        return cls(
+            now.epoch, now.instances, now.names, now.adapters, now.overrides,
+            revisions=now.revisions, rollout=now.rollout,
+        )  # fmt: skip
 
     def has_more_than(self, now: Membership) -> bool:
         """Whether the store has lost something that was given to the running fleet."""
         pairs = (self.names, now.names), (self.adapters, now.adapters), (self.overrides, now.overrides)
-        return not all(known.keys() <= kept.keys() for known, kept in pairs)
+        lost_weights = self.revisions.in_force and not now.revisions.in_force
+        lost_rollout = self.rollout is not None and now.rollout is None
+        return lost_weights or lost_rollout or not all(known.keys() <= kept.keys() for known, kept in pairs)
 
 
 def plan_start(configured: Iterable[InstanceSettings], stored: Mapping[str, InstanceSpec]) -> tuple[InstanceSpec, ...]:
@@ -152,16 +166,20 @@ class Registrar:
             {**given.names, **now.names},
             {**given.adapters, **now.adapters},
             {**given.overrides, **now.overrides},
+            revisions=now.revisions if now.revisions.in_force else given.revisions,
+            rollout=now.rollout or given.rollout,
         )
         if self._owed or given.has_more_than(now):
             await self._enter_owed("start" if starting else "restored")
             restored = await self._pool.members.restore_names(given.names)
             restored += await self._pool.adapters.restore(given.adapters)
             restored += await self._pool.settings.restore(given.overrides)
+            restored += await self._pool.revisions.restore(given.revisions, given.rollout)
             if restored:
-                log.warning("store lost names, adapters or settings pool=%s restored=%d", self._pool.name, restored)
-            now = await self._pool.membership()
-            self._known = Known(now.epoch, now.instances, now.names, now.adapters, now.overrides)
+                log.warning(
+                    "store lost names, adapters, settings or revisions pool=%s restored=%d", self._pool.name, restored
+                )
+            self._known = Known.of(await self._pool.membership())
 
     def _log_kept_capacities(self, now: Membership) -> None:
         for instance, kept_tokens in kept_capacities(self._configured, now.instances):

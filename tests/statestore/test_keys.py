@@ -18,6 +18,7 @@ from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, L
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.queues.queue_order import DEFERRED_RANK_MS, PlanStep, QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.revisions.weights import Home, with_weights
 from dualmap.scheduling.runs.turn import RunName, Turn, TurnEnd
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -31,7 +32,7 @@ from dualmap.statestore.batches.batch_book import BatchBook, FileRecord
 from dualmap.statestore.call_values import DiscoveryStatus
 from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
-from dualmap.statestore.pool import PoolStore, scripts, stored_responses
+from dualmap.statestore.pool import PoolStore, revisions, scripts, stored_responses
 from dualmap.statestore.pool.allotments import Allotment
 from dualmap.statestore.pool.chronicle import ChronicleRecord, Happened, PoolSample
 from dualmap.statestore.pool.runs import TurnStatus
@@ -128,6 +129,9 @@ async def live_through_everything(pool: PoolStore) -> None:
     await pool.adapters.restore({"chat": RegisteredAdapter("/adapters/chat")})
     await pool.adapters.note_failure("a", "chat", "it answered 404")
     await pool.settings.change({"max_hold_s": 9.0}, by="one")
+    await pool.revisions.change(lambda known: with_weights(known, {"v1": 100.0}), "v1 100 %", by="one")
+    for name in "abc":
+        await pool.revisions.settle(name, Home("v1", 1), None)
     for response in ("first", "second", "third"):
         await pool.responses.keep(response, StoredConversation(7))
     await pool.tiers.describe("b", InstanceTiers((InstanceTier(Tier.HOST, 1000, LoadPrice(0.01, 1e-6)),)))
@@ -187,6 +191,7 @@ async def lived_in(server_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
     """A client of a server on which a pool lived through everything."""
     monkeypatch.setattr(stored_responses, "STORED_RESPONSES", 2)
     monkeypatch.setattr(scripts, "PREFIX_SAMPLES", 4)
+    monkeypatch.setattr(revisions, "MAX_HOMES", 1)
     monkeypatch.setattr(scripts, "MAX_CONTEXTS", 1)
     store = RedisStore(StoreSettings(url=server_url), scheduling=SCHEDULING)
     await store.open()

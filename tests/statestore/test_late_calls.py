@@ -19,6 +19,8 @@ from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.estimates.learning import DisprovedTier
 from dualmap.scheduling.queues.queue_order import QueuePlan
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.revisions.rollout import Move, Rollout
+from dualmap.scheduling.revisions.weights import Home, RevisionShare, RevisionWeights
 from dualmap.scheduling.runs.turn import RunName, Turn
 from dualmap.scheduling.scaling.scale_record import ScaleEntry, ScaleRecord
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -86,6 +88,7 @@ READS = frozenset(
         *("chronicle.now_ms", "chronicle.last_step", "chronicle.last_record", "chronicle.samples"),
         *("chronicle.happened", "chronicle.member_changes", "queues.waits"),
         *("runs.ledger", "runs.turns_of"),
+        *("revisions.weights", "revisions.history", "revisions.rollout"),
     ]
 )
 """Calls that change nothing."""
@@ -124,6 +127,7 @@ async def _drift(pool: PoolStore, lease: Lease) -> None:
 
 
 _ADAPTER = RegisteredAdapter("/adapters/known")
+_WEIGHTS = RevisionWeights({"v1": RevisionShare(95.0), "v2": RevisionShare(5.0)}, version=1)
 _TURN = Turn("late", "one", RunName("late"), CHAIN, 5.0)
 
 CHANGES: dict[str, Change] = {
@@ -193,6 +197,13 @@ CHANGES: dict[str, Change] = {
     "tiers.describe": lambda pool, lease: pool.tiers.describe("a", _HOST, fence=lease.fence),
     "tiers.correct": lambda pool, lease: pool.tiers.correct(DisprovedTier("a", "host", 5_000), fence=lease.fence),
     "responses.keep": lambda pool, _: pool.responses.keep("late", StoredConversation(5)),
+    "revisions.change": lambda pool, _: pool.revisions.change(lambda _: _WEIGHTS, "late", by="late"),
+    "revisions.conduct": lambda pool, _: pool.revisions.conduct(
+        lambda rollout, weights, now_ms: Move(Rollout("v2"), _WEIGHTS, "late"), by="late"
+    ),
+    "revisions.restore": lambda pool, _: pool.revisions.restore(_WEIGHTS, Rollout("v2")),
+    "revisions.home": lambda pool, _: pool.revisions.home("known"),
+    "revisions.settle": lambda pool, _: pool.revisions.settle("late", Home("v2", 1), None),
     "chronicle.record": lambda pool, _: pool.chronicle.record(ChronicleRecord(5), None, (), after=None),
     "chronicle.note": lambda pool, _: pool.chronicle.note("operator", "late"),
     "chronicle.member_changed": lambda pool, _: pool.chronicle.member_changed("late", "drain", "a"),
@@ -241,6 +252,7 @@ async def _filled(pool: PoolStore, client: redis.Redis) -> Lease:
     client.zadd("dualmap:{default}:running:c", {"stray": 1})
     client.zadd("dualmap:{default}:kv_tier:host:a", {b"unused": 1})
     client.hset("dualmap:{default}:instances:notes", "a", b"unreadable")
+    client.hset("dualmap:{default}:revisions:homes:old", "known", "1 v1")
     client.hdel("dualmap:{default}:meta", "oldest_schema")
     client.hset(f"dualmap:{{default}}:usage:{date.today() - timedelta(50)}", "acme ci - m", "1 2 3 4 5 6 7")
     return lease

@@ -10,6 +10,9 @@ import pytest
 
 from dualmap.runtime.pool_settings import InstanceSettings, PoolSettings
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.revisions.gate import Bounds
+from dualmap.scheduling.revisions.rollout import Move, Rollout, begun
+from dualmap.scheduling.revisions.weights import RevisionWeights
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
@@ -168,6 +171,10 @@ async def test_instances_that_are_configured_with_one_url_are_warned_of(
     assert warnings == ["one server counts for several pool=default url=http://a:8000 instances=['a', 'twin']"]
 
 
+def start(rollout: Rollout | None, weights: RevisionWeights, now_ms: int) -> Move:
+    return begun("v2", (5.0, 50.0), Bounds(), RevisionWeights.alone("v1"), now_ms)
+
+
 async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     pool: PoolStore,
     clock: ManualClock,
@@ -187,6 +194,9 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     await pool.members.add_name("adapter", "lora")
     await pool.members.add_name("gone", "")
     await pool.settings.change({"max_deferred_s": 9.0}, by="somebody")
+    # and with a rollout
+    await pool.revisions.conduct(start, by="somebody")
+    rollout, weights = await pool.revisions.rollout(), await pool.revisions.weights()
     await registrar.tick()
     await pool.members.remove_name("gone")
     await registrar.tick()
@@ -201,6 +211,7 @@ async def test_a_store_that_comes_back_empty_gets_back_what_was_there(
     assert states == {"added": InstanceState.READY, "b": InstanceState.DRAINING}
     assert found.names == {"chat": "", "adapter": "lora"}
     assert found.overrides == {"max_deferred_s": 9.0}
+    assert (found.rollout, found.revisions) == (rollout, weights) and rollout is not None
     assert value("dualmap_worker_registrations_total", cause="restored") == 2
 
 

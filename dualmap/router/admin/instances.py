@@ -21,6 +21,7 @@ from dualmap.runtime.pool_settings import (
     KvCapacity,
     PrefillRate,
     QueuedRequests,
+    RevisionLabel,
     RunningRequests,
 )
 from dualmap.scheduling.errors import TransitionError
@@ -55,6 +56,7 @@ class InstanceChanges(BaseModel):
     dispatch_window_tokens: DispatchWindow | None = Field(None, description="room for dispatched, unprefilled tokens")
     max_running_requests: RunningRequests | None = Field(None, description="dispatched and unfinished requests at most")
     max_queued_requests: QueuedRequests | None = Field(None, description="held requests at most")
+    revision: RevisionLabel | None = Field(None, description="label of its revision; empty: none")
 
 
 class NewInstance(InstanceSettings):
@@ -75,6 +77,7 @@ class Instance(BaseModel):
     max_running_requests: int
     max_queued_requests: int
     data_parallel_rank: int | None = Field(None, description="rank of the server at this URL that it is")
+    revision: str = Field("", description="label of its engine version, model revision and flags; empty: none")
     drain_within_s: float | None = Field(
         None, description="time after which what it has goes elsewhere while it drains; null: as its pool says"
     )

@@ -367,6 +367,8 @@ def read_head(read: InferenceRequest, request: ClientRequest, body: Mapping[str,
     asked_class = request.get(b"x-dualmap-priority")
     if asked_class is not None or not CLASS_FIELDS.isdisjoint(body):
         _read_class(read, asked_class, body)
+    if (revision := request.get(b"x-dualmap-revision")) is not None:
+        read.asked_revision = revision.decode("latin-1").strip()
     if read.prompt is not None:
         read.run = run_of(request.fields, body)
 

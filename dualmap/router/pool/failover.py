@@ -184,6 +184,7 @@ class FailoverPool:
         self.schema = primary.schema
         self.members = primary.members
         self.adapters = primary.adapters
+        self.revisions = primary.revisions
         self.settings = primary.settings
         self.queues = primary.queues
         self.publications = primary.publications

@@ -117,6 +117,7 @@ async def restore_members(pool: ReplicaPool, members: Iterable[InstanceSpec], fo
     if former is not None:
         await pool.members.restore_names(former.names)
         await pool.adapters.restore(former.adapters)
+        await pool.revisions.restore(former.revisions, former.rollout)
         await pool.settings.restore(former.overrides)
     return len(missing)
 

@@ -19,6 +19,7 @@ from dualmap.router.pool.outbox import Outbox
 from dualmap.router.pool.pool_fleet import PoolFleet
 from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
+from dualmap.router.pool.revision_choice import RevisionChoice
 from dualmap.router.pool.stored_responses import StoredResponses
 from dualmap.router.pool.turn_waiters import TurnWaiters
 from dualmap.router.pool.view import ViewKeeper
@@ -77,6 +78,7 @@ class ServedPool:
     """None: prompts that are text are cut by bytes."""
     evictable: EvictableAnswers = field(default_factory=EvictableAnswers)
     stored_responses: StoredResponses = field(init=False)
+    revision_choice: RevisionChoice = field(init=False)
     placing: SearchCalls = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""
@@ -89,6 +91,7 @@ class ServedPool:
     def __post_init__(self) -> None:
         self.waiting_room = WaitingRoom.of(self.settings.autoscale)
         self.stored_responses = StoredResponses(self.store)
+        self.revision_choice = RevisionChoice(self.store, self.view)
         self.placing = SearchCalls(self.store.place, self.store.observe, self.view.refresh)
         self._schedule_by(self.scheduling)
 
@@ -114,7 +117,7 @@ class ServedPool:
     def follow(self, overrides: Mapping[str, Any]) -> None:
         """Apply what was read from the store: scheduling settings that were changed in the running fleet, and the size
         of the engines' blocks."""
-        self.chooses = self.settings.fallback is not None
+        self.chooses = self.view.revisions.in_force or self.settings.fallback is not None
         if self.view.view.block_tokens != self.blocks.engine_block_tokens:
             self.blocks = replace(self.blocks, engine_block_tokens=self.view.view.block_tokens)
         scheduling = self.store.settings.in_force(overrides)

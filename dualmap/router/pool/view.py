@@ -12,6 +12,7 @@ from typing import Any
 
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.estimates.learned import Learned
+from dualmap.scheduling.revisions.weights import NO_WEIGHTS
 from dualmap.scheduling.state.hotness import HotnessTree
 from dualmap.scheduling.state.model_names import merged_models
 from dualmap.scheduling.state.registered_adapters import RegisteredAdapter
@@ -105,6 +106,8 @@ class ViewKeeper:
         """Callback for the scheduling settings that were changed in the running fleet, after every refresh."""
         self.adapters: Mapping[str, RegisteredAdapter] = {}
         """Adapters that were registered in the running fleet, those that were unloaded among them."""
+        self.revisions = NO_WEIGHTS
+        """The weights of the pool's revisions."""
         self.on_names: Callable[[GivenNames, Mapping[str, str]], None] = lambda given, listed: None
         """Callback for the names that the running fleet was given, and those that instances list, after every
         refresh."""
@@ -164,7 +167,7 @@ class ViewKeeper:
         self._wanted.clear()
         membership = await self._pool.membership()
         self.view = next_view(self.view, membership)
-        self.learned = membership.learned
+        self.learned, self.revisions = membership.learned, membership.revisions
         self.follow(membership.overrides)
         listed = merged_models(spec.models for spec in membership.instances.values())
         discovered = {alias: "" for spec in membership.instances.values() for alias in spec.aliases}

@@ -269,6 +269,8 @@ class InferenceRequest:
     """The salt that its instance is sent in place of the client's; None: the client's own is left alone."""
     cut_off: Callable[[RouterError], object] | None = None
     """Ends it with an error, where its key may be revoked meanwhile."""
+    asked_revision: str = ""
+    """The revision that it asks for by header; empty: none."""
     run: SentRun | None = None
     """The run that it is a turn of, as its client names it; None: the client names none."""
     trace: TraceContext | None = None

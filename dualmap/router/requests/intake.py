@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
+from functools import partial
 from math import ceil
 from typing import Final
 
@@ -17,15 +18,18 @@ from dualmap.router.errors import (
 )
 from dualmap.router.pool.model_lengths import ModelLengths
 from dualmap.router.pool.pool_directory import PoolDirectory, Route
+from dualmap.router.pool.revision_choice import Session
 from dualmap.router.pool.served_pool import ServedPool
 from dualmap.router.prompts.inference_request import (
     MESSAGES_PATH,
     RESPONSES_PATH,
     SALTED_PATHS,
     InferenceRequest,
+    SentPrompt,
     TokenBounds,
 )
 from dualmap.router.prompts.prompt import ReadPrompt, read_prompt, read_text, unsalted_seed
+from dualmap.router.prompts.session import is_under_way, session_of
 from dualmap.router.prompts.token_bounds import MOST_TOKENS, answer_bound, prompt_bound
 from dualmap.router.requests.context import ReplicaContext
 from dualmap.router.requests.live_request import LiveRequest
@@ -33,10 +37,12 @@ from dualmap.router.requests.tenant_budgets import KeyTerms, TenantBudgets, draw
 from dualmap.router.tenants.directory import TenantDirectory, check_model, may_use
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.placement import NO_CLAIM, Claim
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import account_text
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.slo import slo_s
+from dualmap.scheduling.revisions.weights import Assigned
 from dualmap.scheduling.runs.turn import UNNAMED, RunName, hashed_name
 from dualmap.scheduling.settings import PriorityClassSettings, SchedulingSettings
 from dualmap.scheduling.tenants.budgets import Measure
@@ -85,7 +91,7 @@ class Intake:
             if caller is not None and request.pinned_to is None:
                 terms = self._budgets.known_terms(caller, request.model)
             route = terms.route if terms is not None else self._known_route(request) or await self._new_route(request)
-            if route.pool.chooses:
+            if chooses := route.pool.chooses:
                 route = self._served_route(request, route)
             # It draws all that it asks for where its tenant wants that, or where it runs on behind its answer.
             draws_most = caller is not None and (caller.tenant.draws_asked or request.in_background)
@@ -93,7 +99,10 @@ class Intake:
                 bounds, most = request.token_bounds, None
                 if bounds is not None and draws_most:
                     most = await self._most_output_tokens(request, route, 0, bounds.output_limit, bounds.answers)
-                live = self._taken_in(request, route, None, self._passed_on(request, route, most), began_s)
+                spec = self._passed_on(request, route, most)
+                if chooses and (assigned := await self._assigned(request, route.pool)) is not None:
+                    spec = replace(spec, revision=assigned.revision)
+                live = self._taken_in(request, route, None, spec, began_s)
             else:
                 # Read before anything is entered: a bad body touches no state.
                 pool, read = route.pool, sent
@@ -120,9 +129,16 @@ class Intake:
                     )
                     asked = prompt_bound(sent, prompt), output_tokens
                 request.prompt = None
-                live = self._taken_in(
-                    request, route, prompt, self._scheduled(request, route, prompt, asked, terms), began_s
-                )
+                spec = self._scheduled(request, route, prompt, asked, terms)
+                if chooses and (assigned := await self._assigned(request, route.pool, sent, prompt.chain)) is not None:
+                    spec = replace(
+                        spec,
+                        revision=assigned.revision,
+                        cohort=assigned.cohort,
+                        session=assigned.session,
+                        shadowed=assigned.shadowed,
+                    )
+                live = self._taken_in(request, route, prompt, spec, began_s)
             await live.place()
             return live
         except Exception as error:
@@ -146,6 +162,19 @@ class Intake:
             return route
         pool.metrics.fallbacks.value += 1
         return Route(other, settings.model)
+
+    async def _assigned(
+        self, request: InferenceRequest, pool: ServedPool, sent: SentPrompt | None = None, chain: Chain | None = None
+    ) -> Assigned | None:
+        """The revision that serves a request; None: any may, as revisions have no weights, or one instance alone
+        can."""
+        tenant, asked = request.tenant, request.asked_revision
+        if request.pinned_to is not None or not pool.view.revisions.in_force:
+            return None
+        if sent is None or chain is None:
+            return pool.revision_choice.at_random(tenant=tenant, asked=asked, request_id=request.request_id)
+        session = Session(partial(session_of, request, sent), partial(is_under_way, sent), chain)
+        return await pool.revision_choice.of(tenant=tenant, asked=asked, session=session)
 
     async def find_route(self, request: InferenceRequest) -> Route[ServedPool]:
         """The route of a request, which its sender may use. A name that is not known here may have just been made known

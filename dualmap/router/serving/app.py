@@ -23,6 +23,7 @@ from dualmap.router.admin import (
     inspection,
     instances,
     models,
+    revisions,
     served_traffic,
     tenants,
     usage,
@@ -66,7 +67,18 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 """
 
 
-_ADMIN = (instances, models, tenants, inspection, explanations, served_traffic, fleet_settings, engine_control, usage)
+_ADMIN = (
+    instances,
+    revisions,
+    models,
+    tenants,
+    inspection,
+    explanations,
+    served_traffic,
+    fleet_settings,
+    engine_control,
+    usage,
+)
 
 
 def create_app(runtime: Runtime, batches: Batches | None = None) -> FastAPI:

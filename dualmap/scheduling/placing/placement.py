@@ -500,7 +500,7 @@ class _Run:
     def _options(self) -> list[Option]:
         """The options of the request as of now, one or two. Raises NoInstanceError."""
         search = self.search
-        view = search.rules.fleet.sight.view.serving(search.request.model)
+        view = search.rules.fleet.sight.view.serving(search.request.model, search.request.revision)
         if view.decoding is None:
             return [self._option(search.leg, view, None)]
         rule = search.rules.split

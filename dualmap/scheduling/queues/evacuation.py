@@ -23,17 +23,17 @@ def plan_evacuation(
     decode_stall_s: float = DECODE_STALL_S,
 ) -> tuple[Move, ...]:
     """A move for every held request, in queue order, for which one of the other ``instances`` has a place in its queue
-    and serves its leg and its model name; the others stay for another round.
+    and serves its leg, model name and revision; the others stay for another round.
 
     Away from its next best instance a request counts with its whole prompt. Requests moved earlier in the plan count as
     load of their target, so a long queue spreads instead of overloading the one that was idle or overfilling a queue.
     ``benefit_s`` is 0: there is no expected TTFT on a lost instance to compare with.
     """
     ready = {name: load for name, load in loads.items() if name != lost_id and load.state is InstanceState.READY}
-    by_need: dict[tuple[Leg, str], _Targets] = {}
+    by_need: dict[tuple[Leg, str, str], _Targets] = {}
     moves: list[Move] = []
     for request in held:
-        need = request.leg, request.model
+        need = request.leg, request.model, request.revision
         targets = by_need.get(need)
         if targets is None:
             serving = takers(instances, *need)

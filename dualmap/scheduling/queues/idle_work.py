@@ -75,7 +75,7 @@ class IdleWork:
         """``loads`` are those of instances that requests may be placed on; every one takes any request where
         ``instances`` do not give their roles."""
         self._instances = instances
-        self._takers: dict[tuple[Leg, str], frozenset[str]] = {}
+        self._takers: dict[tuple[Leg, str, str], frozenset[str]] = {}
         self._idle = {load.instance_id: load for load in loads.values() if is_idle(load)}
         self._taken_tokens = dict.fromkeys(self._idle, 0)
         self._decode_stall_s = decode_stall_s
@@ -110,7 +110,7 @@ class IdleWork:
     def _takes(self, instance_id: str, request: StoredRequest) -> bool:
         if self._instances is None:
             return True
-        need = request.leg, request.model
+        need = request.leg, request.model, request.revision
         if need not in self._takers:
             self._takers[need] = takers(self._instances, *need)
         return instance_id in self._takers[need]

@@ -819,6 +819,14 @@ class RequestSpec:
     """Tokens of its prompt by the bytes of its body, where it is passed on; 0: it has none, or nothing is known."""
     adapter: str = ""
     """The adapter that computes it; empty: none."""
+    revision: str = ""
+    """The revision that serves it; empty: any, as where one instance alone can answer it."""
+    cohort: int = 0
+    """The version of the weights by which its session was given to its revision; 0: it was not chosen by them."""
+    session: str = ""
+    """That session, as a hash."""
+    shadowed: str = ""
+    """Its session, where it is copied to a revision that answers nobody; empty: it is not."""
     adapter_share: float = 1.0
     """See ``Placement.adapter_share``."""
 
@@ -1227,6 +1235,7 @@ class RequestMachine:
             pinned=spec.pinned_to is not None or spec.only is not None,
             stored_tokens=spec.stored_tokens,
             model=self.stored_name(),
+            revision=spec.revision,
             tenant=claim.tenant,
             drawn=drawn_text(claim.draws) if claim.draws is not None else "",
             account=claim.account,
@@ -1267,7 +1276,7 @@ class RequestMachine:
         rules, spec = self.rules, self.spec
         if spec.only is not None:
             excluded |= rules.fleet.sight.view.instances.keys() - spec.only
-        return pick_instance(rules.fleet, rules.balancer, spec.model, excluded, spec.pinned_to)
+        return pick_instance(rules.fleet, rules.balancer, (spec.model, spec.revision), excluded, spec.pinned_to)
 
     def _reserved(self, event: Reserved, now_s: float) -> Effects:
         course, breakers = event.course, self.rules.evidence.breakers
@@ -1555,6 +1564,7 @@ class RequestMachine:
             expected_output_tokens=self.expected_output_tokens,
             slo_ms=round(self.spec.slo_s * 1000),
             model=self.stored_name(),
+            revision=self.spec.revision,
             tenant=self.spec.claim.tenant,
             drawn=drawn_text(self.spec.claim.draws) if self.spec.claim.draws is not None else "",
             account=self.spec.claim.account,
@@ -1721,7 +1731,9 @@ class RequestMachine:
         second = decision.alternative_id if decision.instance_id == target.instance_id else decision.instance_id
         if second is None or second in self.excluded or (spec.only is not None and second not in spec.only):
             return None
-        return view.instances.get(second) if second in view.serving(self.stored_name()).ready else None
+        return (
+            view.instances.get(second) if second in view.serving(self.stored_name(), self.spec.revision).ready else None
+        )
 
     def _leave(self, failure: InstanceFailure | None) -> LeaveInstance:
         """End the try on the instance."""

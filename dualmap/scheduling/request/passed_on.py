@@ -42,14 +42,18 @@ class PassedOnBalancer:
 
 
 def pick_instance(
-    fleet: Fleet, balancer: PassedOnBalancer, model: str, failed: frozenset[str], pinned_to: str | None
+    fleet: Fleet,
+    balancer: PassedOnBalancer,
+    wanted: tuple[str, str],
+    failed: frozenset[str],
+    pinned_to: str | None,
 ) -> InstanceSpec | None:
-    """An instance that serves the model and has not failed the request, preferably not behind an open breaker; None if
-    there is none. ``pinned_to``: the only one that can answer."""
+    """An instance of the ``wanted`` model and revision that has not failed the request, preferably not behind an open
+    breaker; None if there is none. ``pinned_to``: the only one that can answer."""
     view = fleet.sight.view
     if pinned_to is not None:
         return None if pinned_to in failed else view.instances.get(pinned_to)
-    ready = view.serving(model).of(Leg.DECODE).ready
+    ready = view.serving(*wanted).of(Leg.DECODE).ready
     picked = balancer.pick(ready, failed | fleet.blocked())
     if picked is None:
         picked = balancer.pick(ready, failed)

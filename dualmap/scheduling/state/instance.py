@@ -12,6 +12,8 @@ from dualmap.scheduling.state.adapter_wait import AT_HAND, AdapterWait
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
 from dualmap.scheduling.values import documented, value
 
+UNLABELLED: Final = "unlabelled"
+"""The revision of instances without a label."""
 DEFAULT_PREFILL_TOKENS_PER_S = 8000.0
 """Prefill rate that is assumed for an instance of which nothing else is known."""
 MANY_REQUESTS = 10**6
@@ -79,6 +81,8 @@ class InstanceSpec:
     """The paths of the adapters among them, by name, as far as its server says them (``root``)."""
     drain_within_s: float | None = None
     """Time after which what it has goes elsewhere while it drains, as far as it can. None: as its pool says."""
+    revision: str = ""
+    """Its label: engine version, model revision, flags; empty: it has none. See ``scheduling.revisions``."""
     origin: Mapping[str, str] | None = None
     """Notes of discovery from when it entered the instance. None for one that was configured or entered by an operator,
     which discovery leaves alone."""
@@ -87,6 +91,11 @@ class InstanceSpec:
     def aliases(self) -> tuple[str, ...]:
         """Further names of the pool's model that discovery read from the server's pod."""
         return tuple((self.origin or {}).get("aliases", "").split())
+
+    @property
+    def revision_name(self) -> str:
+        """Its revision, also where it has no label."""
+        return self.revision or UNLABELLED
 
     def lists(self, model: str) -> bool:
         """Whether its server lists the model name."""

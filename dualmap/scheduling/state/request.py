@@ -94,6 +94,12 @@ class StoredRequest:
         reported=True,
         sparse=True,
     )
+    revision: str = documented(
+        "the revision that serves it; empty: any, as the pool's revisions have no weights",
+        default="",
+        reported=True,
+        sparse=True,
+    )
 
     @property
     def context_tokens(self) -> int:

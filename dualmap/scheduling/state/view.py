@@ -45,8 +45,10 @@ class ClusterView:
     loaded_anywhere: frozenset[str] = frozenset()
     """Adapters that any instance serves, whether it lists them by now or not: their loads come with their requests."""
     _groups: dict[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
-    """Views that ``serving`` has returned: made once for each requested name, not for each request. Names that the same
-    instances serve share one."""
+    """Views that ``serving`` has returned: made once for each requested name and revision, not for each request. Names
+    that the same instances serve share one."""
+    _ready_revisions: list[frozenset[str]] = field(default_factory=list, repr=False, compare=False)
+    """What ``ready_revisions`` has returned, once it has."""
     _former_groups: Mapping[str, ClusterView] = field(default_factory=dict, repr=False, compare=False)
     """Groups of the view before, whose rings are changed rather than made."""
 
@@ -96,14 +98,33 @@ class ClusterView:
         """The view of the instances that serve this leg."""
         return self if leg is Leg.PREFILL or self.decoding is None else self.decoding
 
-    def serving(self, model: str) -> ClusterView:
-        """The view of the instances that serve a model name, see ``serving_model``; the view itself where all do."""
+    def serving(self, model: str, revision: str = "") -> ClusterView:
+        """The view of the instances that serve a model name, see ``serving_model``; the view itself where all do. With
+        a ``revision``, of those that are of it; of the others where none of it is ready."""
+        if revision:
+            return self._of_revision(model, revision)
         if self.is_uniform or not model or model in self.loaded_anywhere:
             return self
         group = self._groups.get(model)
         if group is None:
-            group = self._groups[model] = self._group(model)
+            group = self._groups[model] = self._group(model, serving_model(self.instances, model))
         return group
+
+    def _of_revision(self, model: str, revision: str) -> ClusterView:
+        among, name = self.serving(model), f"{revision}\n{model}"
+        group = self._groups.get(name)
+        if group is None:
+            members = of_revision(among.instances, revision)
+            group = self._groups[name] = among if not members else self._group(name, members)
+        return group if group.ready else among
+
+    @property
+    def ready_revisions(self) -> frozenset[str]:
+        """The revisions of ready instances."""
+        found = self._ready_revisions
+        if not found:
+            found.append(frozenset([spec.revision_name for spec in self.instances.values() if is_ready(spec)]))
+        return found[0]
 
     def ready_with(self, model: str) -> tuple[str, ...]:
         """The ready instances that have a model name by now, for what is not worth a load; those that serve it where
@@ -118,8 +139,8 @@ class ClusterView:
         """The name where only some of the instances serve it, else "": what a request for it says to the store."""
         return "" if self.is_uniform or self.serving(model) is self else model
 
-    def _group(self, model: str) -> ClusterView:
-        members = serving_model(self.instances, model)
+    def _group(self, name: str, members: Mapping[str, InstanceSpec]) -> ClusterView:
+        """The view of some instances; ``name`` is theirs among the groups."""
         if len(members) == len(self.instances):
             return self
         same = (group for group in self._groups.values() if group.instances.keys() == members.keys())
@@ -129,13 +150,15 @@ class ClusterView:
             instances=members,
             tree=self.tree,
             virtual_nodes=self.rings.first.virtual_nodes,
-            previous=self._former_groups.get(model) or self._among(members.keys()),
+            previous=self._former_groups.get(name) or self._among(members.keys()),
         )
 
     def _among(self, members: Collection[str]) -> ClusterView:
         """The view with the rings of these members alone, taken from those of all rather than made."""
         decoding = None if self.decoding is None else self.decoding._among(members)
-        return replace(self, rings=self.rings.among(members), decoding=decoding, _groups={}, _former_groups={})
+        return replace(
+            self, rings=self.rings.among(members), decoding=decoding, _groups={}, _ready_revisions=[], _former_groups={}
+        )
 
 
 def serving_model(instances: Mapping[str, InstanceSpec], model: str) -> Mapping[str, InstanceSpec]:
@@ -149,10 +172,17 @@ def serving_model(instances: Mapping[str, InstanceSpec], model: str) -> Mapping[
     return {name: spec for name, spec in instances.items() if spec.models is None or spec.lists(model)}
 
 
-def takers(instances: Mapping[str, InstanceSpec], leg: Leg, model: str = "") -> frozenset[str]:
-    """The ready instances that serve the leg, and the model name. Whole requests go to decode-capable ones, to others
-    if there is none."""
-    instances = serving_model(instances, model)
+def of_revision(instances: Mapping[str, InstanceSpec], revision: str) -> Mapping[str, InstanceSpec]:
+    """The instances of a revision, in any state; all of them by ""."""
+    if not revision:
+        return instances
+    return {name: spec for name, spec in instances.items() if spec.revision_name == revision}
+
+
+def takers(instances: Mapping[str, InstanceSpec], leg: Leg, model: str = "", revision: str = "") -> frozenset[str]:
+    """The ready instances that serve the leg, the model name and the revision. Whole requests go to decode-capable
+    ones, to others if there is none."""
+    instances = of_revision(serving_model(instances, model), revision)
     if leg is Leg.PREFILL:
         return frozenset(_ready(instances, ROLES[leg]))
     return frozenset(_ready(instances, ROLES[Leg.DECODE]) or _ready(instances, ROLES[Leg.WHOLE]))

@@ -117,12 +117,16 @@ local function consider(id)
   end
 end
 
--- Whether an instance beyond the candidates serves the model name of the request, where only some do. One whose list is
--- not known does.
+-- Whether an instance beyond the candidates serves the model name of the request, where only some do, and is of its
+-- revision, where that matters. One whose list is not known serves any name.
 local function serves_name(id)
-  local description = placement.told.model ~= '' and call('HGET', keys.instances, id)
-  local models = (decoded(description) or {}).models
-  return type(models) ~= 'table' or models[placement.told.model] ~= nil
+  local told = placement.told
+  local description = (told.model ~= '' or told.revision) and call('HGET', keys.instances, id)
+  local described = decoded(description) or {}
+  if told.revision and told.revision ~= (described.revision ~= '' and described.revision or terms.unlabelled) then
+    return false
+  end
+  return told.model == '' or type(described.models) ~= 'table' or described.models[told.model] ~= nil
 end
 
 -- Weighs others where they may cost less. Their least cost: the prefill that the deepest known hit leaves.
@@ -167,7 +171,7 @@ local function best_source()
     end
   end
   local holder = placement.source or prefix_index.find_holder(samples)
-  if holder and not is_known(holder) then
+  if holder and not is_known(holder) and (not placement.told.revision or serves_name(holder)) then
     compare(pulls.read_source(holder, chain, #chain / 8, now_ms))
   end
   return source

@@ -47,6 +47,7 @@ from dualmap.statestore.pool.placing import placements_of
 from dualmap.statestore.pool.publications import Publications
 from dualmap.statestore.pool.queues import Queues, growth, listed
 from dualmap.statestore.pool.readable import UNREADABLE, checks_replies, count_from
+from dualmap.statestore.pool.revisions import Revisions
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.runs import Runs, TurnStatus
 from dualmap.statestore.pool.schema import OLDEST_BESIDE, OLDEST_FIELD, SCHEMA, SCHEMA_FIELD
@@ -87,6 +88,7 @@ class PoolStore(Changes):
         self.tiers: Final = InstanceTierBooks(keys, calls)
         self.adapters: Final = AdapterRegistry(keys, calls)
         self.runs: Final = Runs(keys, calls)
+        self.revisions: Final = Revisions(keys, calls)
         self.schema: Final = EnteredSchema(keys, calls)
         self.leader_lease: Final = LeaderLease(keys, calls, self.schema)
         self.upkeep: Final = Upkeep(keys, calls, self._views, self.settings, self.release, self.runs)

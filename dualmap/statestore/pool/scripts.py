@@ -45,6 +45,7 @@ from dualmap.scheduling.request.metering import COUNTS, KEPT, Counts
 from dualmap.scheduling.runs.admission import AGED, LEVEL_RANK, ON_TIME
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.hotness import WINDOW_REQUESTS
+from dualmap.scheduling.state.instance import UNLABELLED
 from dualmap.scheduling.tenants.allotments import WANTED_FROM
 from dualmap.scheduling.tenants.budgets import DIVIDED, KINDS
 from dualmap.scheduling.tenants.shares import (
@@ -286,4 +287,5 @@ def _terms(scheduling: SchedulingSettings) -> Mapping[str, float | str]:
         "forget_run_ms": FORGET_RUN_MS,
         "counts": "^" + " ".join(["(%d+)"] * len(COUNTS)),
         "kept": KEPT,
+        "unlabelled": UNLABELLED,
     }

@@ -20,6 +20,7 @@ from dualmap.statestore.pool.calls import Calls, Command
 from dualmap.statestore.pool.changes import Changes
 from dualmap.statestore.pool.codec import LoadReader, pairs_from
 from dualmap.statestore.pool.readable import checks_replies, count_from, each_readable, readable_texts
+from dualmap.statestore.pool.revisions import ROLLOUT, WEIGHTS, rollout_from, weights_from
 from dualmap.statestore.pool.running_settings import RunningSettings
 from dualmap.statestore.pool.runs import run_memory_from
 from dualmap.statestore.pool.schema import PoolSchema
@@ -62,7 +63,10 @@ class Views(Changes):
         given = keys.settings, keys.names, keys.adapter_records
         hashes = (keys.meta, keys.hotness_tree, keys.learned, *given, keys.instances)
         counted: Command = ("HKEYS", keys.instance_records)
-        *found, records = await self._calls.together([*(("HGETALL", key) for key in hashes), counted])
+        revisions: Command = ("HMGET", keys.revisions, WEIGHTS, ROLLOUT)
+        *found, records, (weights, rollout) = await self._calls.together(
+            [*(("HGETALL", key) for key in hashes), counted, revisions]
+        )
         of_pool, tree, learned, overrides, names, adapters, specs = found
         meta, meaning = pairs_from(of_pool), self._meaning_of
         PoolSchema.of(meta).refuse_newer(keys.pool)
@@ -75,6 +79,8 @@ class Views(Changes):
             meaning("overrides", overrides, lambda flat: self._settings.overrides_from(pairs_from(flat))),
             meaning("names", names, lambda flat: codec.names_from(pairs_from(flat))),
             adapters=meaning("adapters", adapters, lambda flat: codec.adapters_from(pairs_from(flat))),
+            revisions=meaning("weights", weights, weights_from),
+            rollout=meaning("rollout", rollout, rollout_from),
         )
 
     def _meaning_of(self, part: str, said: Said, read: Callable[[Said], Meaning]) -> Meaning:

@@ -33,6 +33,8 @@ class Found:
     data_parallel_rank: int | None = None
     aliases: tuple[str, ...] = ()
     """Further names of the pool's model."""
+    revision: str = ""
+    """The label of its revision; empty: none."""
     not_serving: str = ""
     """Why it takes no new requests; empty while it serves."""
     is_ending: bool = False
@@ -47,6 +49,7 @@ class Act(StrEnum):
     RESUME = "resumed"
     CHANGE_ROLE = "role changed"
     CHANGE_ALIASES = "aliases changed"
+    CHANGE_REVISION = "revision changed"
     DRAIN = "drained"
     REMOVE = "removed"
 
@@ -104,7 +107,9 @@ def _act_for(found: Found, known: InstanceSpec) -> Act | None:
         return Act.RESUME
     if known.origin.get("role") != found.role.value:
         return Act.CHANGE_ROLE
-    return Act.CHANGE_ALIASES if known.aliases != found.aliases else None
+    if known.aliases != found.aliases:
+        return Act.CHANGE_ALIASES
+    return Act.CHANGE_REVISION if known.revision != found.revision else None
 
 
 def _is_same(found: Found, known: InstanceSpec) -> bool:
@@ -159,6 +164,7 @@ def _after(action: Action, known: InstanceSpec | None) -> InstanceSpec | None:
             known,
             url=new.url,
             role=new.role,
+            revision=new.revision,
             data_parallel_rank=new.data_parallel_rank,
             origin=new.origin,
             state=state,
@@ -168,8 +174,8 @@ def _after(action: Action, known: InstanceSpec | None) -> InstanceSpec | None:
     origin |= _aliases_note(found)
     state = next_state(known.state, InstanceEvent.RESUME) if known.origin.get("leaving") else known.state
     if origin.get("role") != found.role.value:
-        return replace(known, state=state, role=found.role, origin={**origin, "role": found.role.value})
-    return replace(known, state=state, origin=origin)
+        known, origin = replace(known, role=found.role), {**origin, "role": found.role.value}
+    return replace(known, state=state, revision=found.revision, origin=origin)
 
 
 def _is_held_out(known: InstanceSpec) -> bool:
@@ -180,7 +186,12 @@ def _is_held_out(known: InstanceSpec) -> bool:
 def _entered(found: Found) -> InstanceSpec:
     origin = {"uid": found.uid, "role": found.role.value, **_aliases_note(found)}
     return InstanceSpec(
-        found.instance_id, found.url, role=found.role, data_parallel_rank=found.data_parallel_rank, origin=origin
+        found.instance_id,
+        found.url,
+        role=found.role,
+        revision=found.revision,
+        data_parallel_rank=found.data_parallel_rank,
+        origin=origin,
     )
 
 

@@ -10,6 +10,8 @@ Labels and annotations that count, ours first; a label wins over an annotation o
 - model: ``dualmap/model``, ``model.aibrix.ai/name``. A pod of another model than the pool's is left out; adapters and
   served names are what the server itself lists
 - aliases: ``dualmap/aliases``, further names of the pool's model for clients, with commas between them
+- revision: ``dualmap/revision``, else the label that ``revision_label`` names, such as what controllers set at each
+  change: ``pod-template-hash`` (Deployment), ``controller-revision-hash`` (StatefulSet)
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from dualmap.scheduling.revisions.weights import LABEL
 from dualmap.scheduling.state.instance import Role
 from dualmap.workers.discovery.plan import Found
 
@@ -29,6 +32,7 @@ _PORT_NAMES = ("dualmap/port", "llm-d.ai/active-ports", "smg.ai/worker-ports", "
 _ROLE_NAMES = ("dualmap/role", "llm-d.ai/role")
 _MODEL_NAMES = ("dualmap/model", "model.aibrix.ai/name")
 _ALIASES_NAME = "dualmap/aliases"
+_REVISION_NAME = "dualmap/revision"
 _RANKS_NAME = "dualmap/data-parallel-ranks"
 _ROLES = {
     "mixed": Role.MIXED,
@@ -56,6 +60,8 @@ class Rule:
     """Names that the pool serves; None: whatever its instances serve."""
     role_label: str | None = None
     """A further label that names the role."""
+    revision_label: str | None = None
+    """A further label that names the revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +226,7 @@ def _instances_of(pod: Pod, rule: Rule) -> Iterator[Found]:
         "",
         _role(pod, rule),
         aliases=_aliases(pod),
+        revision=_revision(pod, rule),
         not_serving=pod.not_serving,
         is_ending=pod.is_terminating,
     )
@@ -246,6 +253,13 @@ def _aliases(pod: Pod) -> tuple[str, ...]:
     if len(names) > MAX_ALIASES or not all(map(_ALIAS.fullmatch, names)):
         raise UnfitPodError(f"{_ALIASES_NAME} names no model names without blanks, {MAX_ALIASES} at most")
     return tuple(dict.fromkeys(names))
+
+
+def _revision(pod: Pod, rule: Rule) -> str:
+    text = _said(pod, _REVISION_NAME, *((rule.revision_label,) if rule.revision_label else ())) or ""
+    if text and not re.fullmatch(LABEL, text):
+        raise UnfitPodError(f"its revision {text!r} is no label: 63 letters, digits and . _ : / @ + - at most")
+    return text
 
 
 def _role(pod: Pod, rule: Rule) -> Role:

@@ -270,7 +270,9 @@ def source_of(
 ) -> Source:
     """The source that the settings name; ``models`` are the names that the pool serves, None if it names none."""
     namespace = api.namespace
-    rule = Rule(scheme=settings.scheme, models=models, role_label=settings.role_label)
+    rule = Rule(
+        scheme=settings.scheme, models=models, role_label=settings.role_label, revision_label=settings.revision_label
+    )
     if settings.port is not None:
         rule = replace(rule, ports=(settings.port,))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 
@@ -172,6 +173,29 @@ def test_names_that_the_same_instances_serve_share_their_rings() -> None:
     built = view(spec("a", models=BASE), spec("b", models=many), spec("c", models=many))
 
     assert len({id(built.serving(name)) for name in many if name != "qwen"}) == 1
+
+
+def test_a_revision_has_rings_of_its_own_and_others_stand_in_where_none_of_it_is_ready() -> None:
+    labels = {"a": "v1", "b": "v1", "c": "v2", "d": ""}
+    instances = {
+        name: InstanceSpec(name, f"http://{name}", state=InstanceState.READY, revision=label)
+        for name, label in labels.items()
+    }
+    built = ClusterView.build(epoch=1, tree_version=1, instances=instances, tree=HotnessTree())
+
+    assert built.serving("", "v1").ready == ("a", "b")
+    assert built.serving("", "v1").rings == DualRing.of(("a", "b"))
+    assert built.serving("", "unlabelled").ready == ("d",)
+    assert built.serving("", "v1") is built.serving("", "v1"), "it is made once"
+    assert built.serving("", "v9").ready == built.serving("").ready == ("a", "b", "c", "d")
+    assert built.ready_revisions == {"v1", "v2", "unlabelled"}
+    assert takers(instances, Leg.WHOLE, revision="v2") == {"c"}
+
+    down = {**instances, "c": replace(instances["c"], state=InstanceState.DOWN)}
+    later = ClusterView.build(epoch=2, tree_version=1, instances=down, tree=HotnessTree(), previous=built)
+    assert later.serving("", "v2").ready == ("a", "b", "d")
+    assert later.serving("", "v1").rings == DualRing.of(("a", "b"))
+    assert later.ready_revisions == {"v1", "unlabelled"}
 
 
 def test_a_view_does_not_keep_the_views_before_it() -> None:

@@ -41,6 +41,8 @@ def acts(found: Found | None, member: InstanceSpec | None) -> list[Act]:
         (replace(FOUND, aliases=("gpt",)), MEMBER, [Act.CHANGE_ALIASES]),
         (FOUND, replace(MEMBER, origin={**ORIGIN, "aliases": "gpt"}), [Act.CHANGE_ALIASES]),
         (replace(FOUND, aliases=("gpt",)), replace(MEMBER, origin={**ORIGIN, "aliases": "gpt"}), []),
+        (replace(FOUND, revision="v2"), MEMBER, [Act.CHANGE_REVISION]),
+        (replace(FOUND, revision="v2"), replace(MEMBER, revision="v2"), []),
         (FOUND, replace(MEMBER, role=Role.DECODE), []),  # the leader moved it
         (AWAY, MEMBER, [Act.DRAIN]),
         (ENDING, MEMBER, [Act.DRAIN]),
@@ -109,3 +111,16 @@ def test_a_rank_is_another_server_than_the_whole() -> None:
     plan = plan_round({"a": replace(FOUND, data_parallel_rank=1)}, {"mine": InstanceSpec("mine", FOUND.url)})
 
     assert [action.act for action in plan.actions] == [Act.ENTER]
+
+
+def test_a_new_label_changes_the_revision_and_no_more() -> None:
+    relabelled = Action(Act.CHANGE_REVISION, FOUND.instance_id, replace(FOUND, revision="v2"))
+
+    assert described_after(relabelled, MEMBER) == replace(MEMBER, revision="v2")
+
+
+def test_a_pod_in_the_place_of_another_brings_its_revision() -> None:
+    another = replace(FOUND, uid="u2", revision="v2")
+    after = described_after(Action(Act.REPLACE, FOUND.instance_id, another), replace(MEMBER, revision="v1"))
+
+    assert after is not None and after.revision == "v2"

@@ -215,3 +215,13 @@ def test_a_pod_that_two_slices_name_serves_where_one_of_them_says_so() -> None:
 
 def test_an_endpoint_that_is_no_pod_is_none() -> None:
     assert pods_of_slice(endpoint_slice({"addresses": ["a"], "conditions": {}}), own_port=False) == ()
+
+
+def test_a_revision_is_read_from_a_label_or_from_what_a_controller_sets() -> None:
+    labels = {"dualmap/revision": "v2", "pod-template-hash": "6b7f"}
+
+    assert found_in(pod(labels=labels))[0]["vllm-0"].revision == "v2"
+    del labels["dualmap/revision"]
+    assert found_in(pod(labels=labels), revision_label="pod-template-hash")[0]["vllm-0"].revision == "6b7f"
+    assert found_in(pod(labels=labels))[0]["vllm-0"].revision == ""
+    assert "no label" in left_out(pod(labels={"dualmap/revision": "two words"}))
