@@ -79,6 +79,11 @@ COMMANDS = {
         "dualmap.cli.revisions",
         ("", "set v2=5%", "set v2=0 --move", "tenant acme v2", "audit"),
     ),
+    "rollout": Command(
+        "give a new revision more and more sessions, while figures say that it is as good as the one before",
+        "dualmap.cli.rollout",
+        ("start v2", "start v2 --steps 1,5,25,100 --bound ttft=1.1", "status", "pause", "rollback"),
+    ),
     "tenants": Command(
         "make, change or list teams that share a fleet, their keys and limits",
         "dualmap.cli.tenants",

@@ -37,6 +37,10 @@ most of them where they are many."""
 LIMITED_FIELD: Final = "limited"
 """Field with the number of requests that limits of tenants have kept out since the replica began, as
 ``tenant/limit=count`` pairs; the most of them where they are many."""
+SHADOWS_FIELD: Final = "shadows"
+"""The same of copies of requests, and of those that they are copies of."""
+REVISIONS_FIELD: Final = "revisions"
+"""Field of a heartbeat with the figures of revisions (``scheduling.revisions.figures``), where these have weights."""
 WAITING_FIELD: Final = "waiting"
 """Field of a replica's information with the number of its requests that wait for the first instance of the pool. With
 the two below, of a pool that may have no instance."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dualmap.runtime.certificates import CertificateReport
+from dualmap.scheduling.revisions.rollout import RolloutState
 from dualmap.scheduling.state.instance import Role
 
 TERM_EVENTS = ("started", "stepped_down", "lost", "expired", "failed")
@@ -52,6 +53,18 @@ class WorkerMetrics:
         )
         self.role_changes = Counter(
             "dualmap_worker_role_changes", "Changes of an instance's role", ["pool", "role"], registry=self.registry
+        )
+        self.rollout_percent = Gauge(
+            "dualmap_worker_rollout_percent",
+            "Percent of all sessions that the rollout under way gives its revision",
+            ["pool", "revision"],
+            registry=self.registry,
+        )
+        self.rollout_moves = Counter(
+            "dualmap_worker_rollout_moves",
+            f"Moves of rollouts by the state that they led to ({', '.join(RolloutState)})",
+            ["pool", "state"],
+            registry=self.registry,
         )
         self.migrations = Counter(
             "dualmap_worker_migrations",

@@ -27,6 +27,7 @@ from dualmap.workers.probe import Prober
 from dualmap.workers.queue_jobs import Evacuator, IdleFiller, Rebalancer, Sweeper
 from dualmap.workers.registrar import Registrar
 from dualmap.workers.role_mover import RoleMover
+from dualmap.workers.rollout_keeper import RolloutKeeper
 from dualmap.workers.scaler import Scaler
 from dualmap.workers.tier_keeper import TierKeeper
 from dualmap.workers.upkeep_jobs import Drainer, Mender, Reaper, Repairer
@@ -184,6 +185,7 @@ def _jobs_by_settings(context: LeaderContext, scheduling: SchedulingSettings, pr
         Drainer(context),
         Sweeper(context, scheduling),
         Learner(context),
+        RolloutKeeper(context),
     ]
     if context.settings.kv_tiers != KvTierSettings() or context.settings.pulls.enabled:
         jobs.append(TierKeeper(context, prober))

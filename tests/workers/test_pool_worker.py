@@ -26,7 +26,7 @@ QUICK = WorkerSettings(lease_s=30.0, health_interval_s=0.05, health_timeout_s=30
 JOBS = {
     "adapters",
     "health", "hotness", "evacuator", "reaper", "repairer", "drainer", "sweeper", "learner", "rebalancer", "role mover",
-    "settings", "mender", "allotter",
+    "settings", "mender", "allotter", "rollouts",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from dualmap.router.pool.pool_fleet import PoolFleet
 from dualmap.router.pool.queue_planner import QueuePlanner
 from dualmap.router.pool.recent_answers import RecentAnswers
 from dualmap.router.pool.revision_choice import RevisionChoice
+from dualmap.router.pool.revision_counts import RevisionCounts
 from dualmap.router.pool.stored_responses import StoredResponses
 from dualmap.router.pool.turn_waiters import TurnWaiters
 from dualmap.router.pool.view import ViewKeeper
@@ -79,6 +80,7 @@ class ServedPool:
     evictable: EvictableAnswers = field(default_factory=EvictableAnswers)
     stored_responses: StoredResponses = field(init=False)
     revision_choice: RevisionChoice = field(init=False)
+    revision_counts: RevisionCounts = field(default_factory=RevisionCounts)
     placing: SearchCalls = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""

@@ -28,6 +28,7 @@ from dualmap.statestore.leases import (
     LOST_FIELD,
     OVERDUE_FIELD,
     REFUSALS_FIELD,
+    REVISIONS_FIELD,
     WAITING_FIELD,
 )
 
@@ -189,6 +190,8 @@ class Replica:
             info[WAITING_FIELD] = str(pool.waiting_room.waiting)
             info[LIVE_FIELD] = str(int(pool.metrics.in_flight.value))
             info[ENDED_FIELD] = str(traffic.ended)
+        if counted := pool.revision_counts.text:
+            info[REVISIONS_FIELD] = counted
         if pool.tokenizer is not None:
             info["tokens"] = pool.tokenizer.status
         try:

@@ -555,6 +555,10 @@ class LiveRequest:
         if self._uncounted is not None:
             self._count_placed()
         count_end(machine, pool.metrics)
+        if spec.cohort:
+            named_slo = self.inference_request.slo_s is not None
+            version, slo_tpot_s = pool.view.revisions.version, pool.scheduling.split.slo_tpot_s
+            pool.revision_counts.count(machine, version, slo_tpot_s, named_slo=named_slo)
         if machine.turn is not None:
             count_turn(machine, pool.metrics.turns_of(self._class_name()))
         if self._deadline is not None or self._is_overdue:

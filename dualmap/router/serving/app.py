@@ -24,6 +24,7 @@ from dualmap.router.admin import (
     instances,
     models,
     revisions,
+    rollouts,
     served_traffic,
     tenants,
     usage,
@@ -70,6 +71,7 @@ Inference (`/v1/chat/completions`, `/v1/completions` and the other paths of vLLM
 _ADMIN = (
     instances,
     revisions,
+    rollouts,
     models,
     tenants,
     inspection,

@@ -99,6 +99,18 @@ async def test_sessions_under_way_that_are_new_to_the_fleet_follow_later_weights
     assert 15 < list((await all_served(runtime, turns=2)).values()).count("v2") < 45
 
 
+async def test_figures_count_no_session_that_began_before_the_first_weights(start_runtime: Any) -> None:
+    runtime = await start_runtime(instances=FLEET)
+    await all_served(runtime)
+    await weigh(runtime, percents(v1=50.0, v2=50.0))
+    counts = runtime.pools.pools["default"].revision_counts
+
+    await all_served(runtime, turns=2)
+    assert counts.text == ""
+    await served(runtime, 1000)
+    assert counts.text.startswith("1 ")
+
+
 async def test_a_shadow_gets_copies_of_sessions_alone_that_began_since_it_did(start_runtime: Any) -> None:
     runtime = await start_runtime(instances=FLEET)
     await weigh(runtime, percents(v1=100.0))
