@@ -256,12 +256,19 @@ class Forwarding:
             outcome = outcome_of(error)
             raise
         finally:
-            if self._kept is not None:
-                self._kept.release()
+            kept = self._kept
+            if kept is not None and not (self._machine.spec.shadowed and outcome is _COMPLETED):
+                kept.release()
+                kept = None
             if self._several is not None:
                 self._several.release()
             self._placed.finish(outcome, usage, self.sender.counted)
             self._split = None  # its legs refer to this
+            if kept is not None:
+                request, body = self._inference_request, self._original or self.request.body
+                self.plane.shadows.offer(
+                    self._placed.pool, self._machine, request.path, body, kept, fields=added_fields(request)
+                )
 
     async def _go_on(self, result: AnswerResult) -> AnswerResult:
         """The result that the client saw of a stream that failed after it had begun: it goes on as another answer's."""

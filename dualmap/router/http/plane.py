@@ -12,6 +12,7 @@ from dualmap.router.http.cors import CorsRule
 from dualmap.router.http.deadlines import DeadlineChecks
 from dualmap.router.http.long_bodies import LongBodies
 from dualmap.router.http.port_checks import PortChecks
+from dualmap.router.http.shadow import Shadows
 from dualmap.router.http.short_bodies import ShortBodies
 from dualmap.router.http.transfers import Transfers
 from dualmap.router.http.upstream_pool import UpstreamPool
@@ -63,6 +64,7 @@ class DataPlane:
     """Memory for streams that may have to go on elsewhere."""
     relay: Relay | None
     """None: all bytes pass the interpreter."""
+    shadows: Shadows
     metrics: RouterMetrics
     cors: CorsRule | None
     """None: pages of other origins may read nothing."""
@@ -77,6 +79,7 @@ class DataPlane:
         """Close idle connections to instances and stop the timer; call after the server has shut down."""
         if self.relay is not None:
             self.relay.close()
+        self.shadows.close()
         self.transfers.close()
         self.port_checks.close()
         self.upstreams.close()
@@ -106,12 +109,14 @@ def build_data_plane(
     upstream_key, cache_secret = settings.upstream_api_key, settings.tenant_cache_secret
     if tenants is None:
         tenants = TenantDirectory(key.get_secret_value() for key in settings.api_keys)
+    authorization = f"Bearer {upstream_key.get_secret_value()}".encode() if upstream_key is not None else None
+    trust = trust or InstanceTrust()
     upstreams = UpstreamPool(
         deadlines,
         connect_timeout_s=settings.connect_timeout_s,
         idle_s=UPSTREAM_IDLE_S,
         max_idle=MAX_IDLE_CONNECTIONS,
-        trust=trust or InstanceTrust(),
+        trust=trust,
     )
     bodies = BodyBudget(settings.max_buffered_body_bytes, own_bytes=settings.max_body_bytes)
     metrics = metrics or RouterMetrics(())
@@ -130,11 +135,10 @@ def build_data_plane(
         relay=Relay(metrics.relayed) if settings.native_relay and NATIVE is not None else None,
         tenants=tenants,
         cache_salts=None if cache_secret is None else CacheSalts(cache_secret.get_secret_value()),
+        shadows=Shadows(authorization, trust),
         metrics=metrics,
         cors=CorsRule(settings.cors_origins) if settings.cors_origins else None,
         draining=draining,
         traces=TraceContexts(settings.tracing_share) if settings.tracing_url is not None else None,
-        upstream_authorization=(
-            f"Bearer {upstream_key.get_secret_value()}".encode() if upstream_key is not None else None
-        ),
+        upstream_authorization=authorization,
     )

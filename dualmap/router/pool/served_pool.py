@@ -81,6 +81,8 @@ class ServedPool:
     stored_responses: StoredResponses = field(init=False)
     revision_choice: RevisionChoice = field(init=False)
     revision_counts: RevisionCounts = field(default_factory=RevisionCounts)
+    shadow_counts: RevisionCounts = field(default_factory=RevisionCounts)
+    """What copies of requests showed, and those that they are copies of."""
     placing: SearchCalls = field(init=False)
     rules: RequestRules = field(init=False)
     """Rules by which a request that arrives now is served."""

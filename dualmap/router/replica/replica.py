@@ -29,6 +29,7 @@ from dualmap.statestore.leases import (
     OVERDUE_FIELD,
     REFUSALS_FIELD,
     REVISIONS_FIELD,
+    SHADOWS_FIELD,
     WAITING_FIELD,
 )
 
@@ -192,6 +193,8 @@ class Replica:
             info[ENDED_FIELD] = str(traffic.ended)
         if counted := pool.revision_counts.text:
             info[REVISIONS_FIELD] = counted
+        if copied := pool.shadow_counts.text:
+            info[SHADOWS_FIELD] = copied
         if pool.tokenizer is not None:
             info["tokens"] = pool.tokenizer.status
         try:

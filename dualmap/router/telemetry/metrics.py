@@ -72,6 +72,10 @@ UNRENDERED = ("other_media", "small", "off", "late", "busy", "refused", "mistrus
 """Reasons why media are estimated, in a pool with a tokenizer."""
 
 
+SHADOW_RESULTS = ("sent", "failed", "dropped")
+"""What became of copies: ``dropped`` where no instance was idle."""
+
+
 class StoreCall:
     """Latency and errors of one kind of store call."""
 
@@ -148,6 +152,7 @@ class PoolMetrics:
         self.overdue = metrics.overdue.labels(pool)
         self.limited = metrics.limited.labels(pool)
         self.fallbacks = metrics.fallbacks.labels(pool)
+        self.shadows = {result: metrics.shadows.labels(pool, result) for result in SHADOW_RESULTS}
         self.prompt_tokens_expected = metrics.prompt_tokens.labels(pool, "expected")
         self.prompt_tokens_reported = metrics.prompt_tokens.labels(pool, "reported")
         self.prompt_tokens_unreported = metrics.prompt_tokens.labels(pool, "unreported")
@@ -300,6 +305,12 @@ class RouterMetrics:
             "dualmap_freed_transfers", "Staged KV that was taken over without a client, which had left", "pool"
         )
         self.arrived = make.counter("dualmap_arrived_requests", "Requests that arrived for a pool", "pool")
+        self.shadows = make.counter(
+            "dualmap_shadow_requests",
+            "Requests that were to be copied to a revision that answers nobody",
+            "pool",
+            "result",
+        )
         self.fallbacks = make.counter(
             "dualmap_fallback_requests", "Requests for a pool without a ready instance that its fallback served", "pool"
         )
