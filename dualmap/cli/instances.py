@@ -13,6 +13,7 @@ from urllib.parse import quote
 from rich.table import Table
 from rich.text import Text
 
+from dualmap.cli import upgrade
 from dualmap.cli.admin_api import AdminApi, NotKnownError, add_connection_arguments, refuse_errors, suggestion
 from dualmap.cli.as_json import as_json
 from dualmap.cli.errors import UsageError
@@ -38,6 +39,7 @@ _ACTIONS = {
     "role": "change what it serves: mixed, prefill or decode",
     "label": "change its revision: engine version, model revision and flags",
     "remove": "drain it, wait until it has nothing left, forget it",
+    "upgrade": "give instances a new revision, some at a time, without cutting a stream",
     "audit": "the last changes: when, by whom, what",
 }
 
@@ -47,6 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for action, effect in _ACTIONS.items():
         action_parser = actions.add_parser(action, help=effect, description=effect)
         add_connection_arguments(action_parser)
+        if action == "upgrade":
+            upgrade.add_arguments(action_parser)
+            continue
         if action == "audit":
             action_parser.add_argument("id", nargs="?", help="changes of this one alone")
             action_parser.add_argument("--limit", type=int, default=50, metavar="N", help="changes at most")
@@ -95,6 +100,9 @@ def changes_a_fleet(arguments: argparse.Namespace) -> bool:
 
 def run(arguments: argparse.Namespace, settings: Settings) -> int:
     api = AdminApi(arguments, settings)
+    if arguments.action == "upgrade":
+        upgrade.Upgrade(api, arguments).run()
+        return 0
     try:
         return _run(api, arguments)
     except NotKnownError as error:
