@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from openai import OpenAI
 
 from tests.fleet.browser import chromium
 from tests.fleet.fleet_process import Fleet, running_fleet, until
@@ -40,8 +41,10 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def watched(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """Two replicas, of which the page sees both, behind an admin key."""
-    options = ("--replicas", "2", "--workers", "1", "--router.admin_key", "boss", "--time-scale", "2")
-    with running_fleet(tmp_path_factory.mktemp("watched"), options) as fleet:
+    directory = tmp_path_factory.mktemp("watched")
+    options = ["--replicas", "2", "--workers", "1", "--router.admin_key", "boss", "--time-scale", "2"]
+    options += ["--router.batches.storage", str(directory / "files")]
+    with running_fleet(directory, options) as fleet:
         yield fleet
 
 
@@ -342,3 +345,26 @@ def test_pictures_of_the_readme(browser: Browser, watched: Fleet) -> None:
     finally:
         replay.terminate()
         replay.wait(20)
+
+
+def test_batches_are_shown_with_how_far_they_are(browser: Browser, watched: Fleet) -> None:
+    page = opened(browser, watched)
+    assert page.locator("#batches").is_hidden()
+    body = {"model": watched.model, "prompt": "batch", "max_tokens": 100, "ignore_eos": True}
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body} for number in range(1000)
+    ]
+    with OpenAI(base_url=f"{watched.endpoint}/v1", api_key="any", timeout=60) as client:
+        file = client.files.create(file=("lines.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+        row = page.locator("#batches tbody tr")
+        expect(row).to_contain_text("in progress", timeout=60_000)
+        expect(row).to_contain_text("1,000")
+        expect(row).to_contain_text(batch.id[:14])
+        bar = row.locator(".answered")
+        until(lambda: "width: 0%" not in (bar.get_attribute("style") or "width: 0%"), "the bar grows")
+
+        client.batches.cancel(batch.id)
+        expect(page.locator("#batches")).to_be_hidden(timeout=60_000)
+    page.close()

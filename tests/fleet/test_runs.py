@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.fleet.browser import chromium
 from tests.fleet.fleet_process import QUICK, Fleet, running_fleet, until
 
 OPTIONS = (
@@ -79,3 +80,17 @@ def test_responses_that_continue_one_are_turns_of_one_run(fleet: Fleet) -> None:
         first = first or answer.json()["id"]
     new = [each for each in runs(fleet)["runs"] if each["run"] not in before]
     assert [each["turns"] for each in new] == [2], "the first one names the run of those that continue it"
+
+
+def test_the_page_shows_where_the_time_of_a_run_went(fleet: Fleet) -> None:
+    asyncio.run(turn(fleet, "seen-run", 500))
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto(f"{fleet.endpoint}/ui")
+        shown = page.locator("#runs tbody tr").first
+        shown.wait_for()
+        assert "at a tool" in shown.inner_text()
+        assert "to the first token" in str(page.locator("#runs .parts").first.get_attribute("title"))
+        page.close()
+    explained = fleet.dualmap("runs", "--url", fleet.endpoint, "seen-run")
+    assert "where its agents' time went" in explained, "by the name that its client sends"

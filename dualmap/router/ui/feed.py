@@ -172,6 +172,7 @@ class Feed:
                 "replica_id": runtime.context.replica_id,
                 "version": package_version(),
                 "has_tenants": bool(runtime.tenants.tenants),
+                "has_batches": runtime.context.settings.batches.storage is not None,
                 "load_fields": ["id", "state", *LOAD_FIELDS],
                 "request_fields": REQUEST_FIELDS,
                 "pools": [

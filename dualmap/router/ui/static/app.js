@@ -1,5 +1,7 @@
 // The live page: one stream of events from the replica, and the parts that draw it.
 
+import { Adapters } from "./adapters.js";
+import { Batches } from "./batches.js";
 import { meet } from "./colours.js";
 import { showFigures } from "./figures.js";
 import { showHappenings, showReplicas } from "./fleet.js";
@@ -9,6 +11,7 @@ import { Minutes } from "./minutes.js";
 import { Problems } from "./problems.js";
 import { Requests } from "./requests.js";
 import { Rings } from "./rings.js";
+import { Runs } from "./runs.js";
 import { Story } from "./story.js";
 import { listen } from "./stream.js";
 import { Tenants } from "./tenants.js";
@@ -25,6 +28,9 @@ const rings = new Rings($("rings"), $("center"), $("keys"), $("hot"));
 const instances = new Instances($("instances"), (id) => rings.light(id), (id) => requests.filter("instance", id));
 const requests = new Requests($("traffic"), (id) => story.open(id), (id) => instances.pick(id));
 const tenants = new Tenants($("tenants"), authorized);
+const runs = new Runs($("runs"), authorized);
+const batches = new Batches($("batches"), authorized);
+const adapters = new Adapters($("adapters"), authorized);
 const minutes = new Minutes($("minutes"));
 const problems = new Problems($("verdict"), document.querySelector("#problems ol"), $("over"), filter);
 
@@ -72,6 +78,9 @@ function show() {
   requests.offer(loads.map(([id]) => id));
   requests.show();
   tenants.show(pool.name, known.hello.has_tenants);
+  runs.show(pool.name, Boolean((now.runs ?? last?.runs)?.[1]));
+  batches.show(pool.name, known.hello.has_batches);
+  adapters.show(pool.name, Object.keys(topology.adapters ?? {}).length > 0);
   minutes.show(pool.name, known.at_s);
   if (last) showFleet(pool, last, topology);
   fit();
