@@ -49,3 +49,32 @@ async def test_one_that_its_client_has_not_ended_goes_on_elsewhere(
 
     await client.answer()
     assert other.talks
+
+
+@pytest.mark.parametrize("how", ["text", "tokens"])
+async def test_the_call_of_a_tool_that_is_aborted_ends_in_an_error_event_so_that_no_client_takes_it_for_whole(
+    start_router: StartRouter, start_instance: StartInstance, how: str
+) -> None:
+    """Agents that complete the JSON of a call by themselves run it after any reason to finish."""
+
+    async def aborts_in_a_call(talk: Talk) -> None:
+        await talk.begin_stream()
+        await talk.role()
+        function = {"name": "scale", "arguments": '{"replicas": 12'}
+        call = {"index": 0, "id": "call-1", "type": "function", "function": function}
+        await talk.event({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": None}]})
+        await talk.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]})
+        await talk.chunk(b"data: [DONE]\n\n")
+        await talk.end_stream()
+
+    instance, other = await start_instance(aborts_in_a_call), await start_instance(aborts)
+    intake = Intake([instance.url, other.url])
+    client = await (await start_router(intake, continue_streams=how)).connect()
+
+    client.chat(stream=True)
+
+    answer = await client.answer()
+    assert b'{"replicas": 12' in answer.body.replace(b'\\"', b'"')
+    assert b'"error"' in answer.body
+    assert b'"abort"' not in answer.body
+    assert other.talks == []
