@@ -10,6 +10,7 @@ is measured apart: neither belongs to a request.
     python benchmarks/overhead_in_turns.py [--modes full,full,logged,traced] [--turns 100] [--requests 1000]
         [--prompt-bytes 2048] [--chunks 0]
     python benchmarks/overhead_in_turns.py --modes full,full,tenants
+    python benchmarks/overhead_in_turns.py --modes full,full,sessions,turns,runs
     python benchmarks/overhead_in_turns.py --modes full@/tmp/older,full,full@/tmp/older --chunks 8
 
 ``full@/tmp/older`` is the router of another version, checked out there.
@@ -26,8 +27,9 @@ import time
 from contextlib import AsyncExitStack
 from itertools import pairwise
 
+import router_overhead as routers_of  # of another version where a router of that one starts, with other names
 import uvloop
-from router_overhead import CONNECTIONS, Router, closed_loop, key_of, request, running
+from router_overhead import CONNECTIONS, Router, closed_loop, running
 
 IDLE_S = 10.0
 
@@ -61,7 +63,12 @@ async def measure(options: argparse.Namespace, core: int) -> list[dict[str, obje
 
 def _requests(options: argparse.Namespace, mode: str, seed: int, count: int) -> list[bytes]:
     mock = f"{options.chunks},0" if options.chunks else None
-    return [request(options.prompt_bytes, seed + n, mock, key_of(mode, n)) for n in range(count)]
+    return [
+        routers_of.request(
+            options.prompt_bytes, seed + n, mock, routers_of.key_of(mode, n), routers_of.session_of(mode, n)
+        )
+        for n in range(count)
+    ]
 
 
 async def _idle(routers: list[Router]) -> list[float]:

@@ -7,7 +7,7 @@ that of ``ours`` in the same turn. Beside it stands the share of the core that o
 a quiet machine it is near 0, and ratios of another one are worth less.
 
 An agent's turn is a request of a conversation that grows by an answer and a tool's result (``agent_turns``); the first
-request of each conversation is not counted.
+request of each conversation is not counted. Cores are the CPU of requests that come at a rate.
 
     python benchmarks/peers.py --install peers                                      # once: the wheels, into a folder
     python benchmarks/peers.py --peers peers --streams 1000 --within-s 330 \\
@@ -41,10 +41,12 @@ from published_figures import write
 from real_fleet.machine import describe_machine, machine_sentence
 from router_overhead import (
     CONNECTIONS,
+    Client,
     Listener,
     MockInstance,
     added_latency_ms,
     closed_loop,
+    connect,
     request,
     running,
     streams_begun,
@@ -62,7 +64,8 @@ POLICIES = {"vllm-router": "consistent_hash", "sglang-router": "cache_aware", "s
 INSTANCES = 8
 READY_WITHIN_S = 60.0
 AGENTS, AGENT_TURNS = 4, 6
-"""Conversations of each size in a turn, and the requests of each behind its first one."""
+"""Conversations of each size in a turn, and the requests of each behind its first one: as many at once as come, and as
+many at a rate."""
 BURST_STREAMS, BURST_CHUNKS = 20, 1000
 PACED_STREAMS, PACED_CHUNKS, PACE_MS = 48, 60, 20
 STREAM_PACE_MS, STREAM_SECONDS = 33, 8
@@ -70,8 +73,12 @@ STREAM_PACE_MS, STREAM_SECONDS = 33, 8
 
 REQUEST_2K, REQUEST_32K, PACED, BURST = "µs a request, 2 KB", "32 KB", "µs a chunk, paced", "burst"
 AGENT_220K, AGENT_550K = "an agent's turn of 220 KB", "of 550 KB"
+CORES_2K, CORES_220K, CORES_550K = "cores at 1,000/s of 2 KB", "at 100/s of 220 KB", "at 40/s of 550 KB"
 ADDED_P50, ADDED_P99 = "added ms, P50", "P99"
 OTHERS = "others' share of the core"
+
+
+AGENT_LOADS = ((AGENT_220K, CORES_220K, 100, 220_000), (AGENT_550K, CORES_550K, 40, 550_000))
 
 
 # the routers -----------------------------------------------------------------------------------------------------
@@ -173,15 +180,36 @@ async def one_turn(
         for name, (wires, connections, parts) in loads.items():
             cpu_s = await router.cpu_of(closed_loop(router.port, wires, connections))
             figures[name] = cpu_s / (len(wires) * parts) * 1e6
-        for name, size in ((AGENT_220K, 220_000), (AGENT_550K, 550_000)):
-            agents = [[*map(wire, turns(seed + n, size, later=AGENT_TURNS))] for n in range(AGENTS)]
+        wires = [request(2048, seed + 10**6 + n) for n in range(options.requests)]
+        figures[CORES_2K] = await cores_at(router, wires, 1000)
+        for name, cores, rate, size in AGENT_LOADS:
+            agents = [[*map(wire, turns(seed + n, size, later=2 * AGENT_TURNS))] for n in range(AGENTS)]
             await closed_loop(router.port, [first for first, *_ in agents], AGENTS)
             later = [each for together in zip(*(rest for _, *rest in agents), strict=True) for each in together]
-            figures[name] = await router.cpu_of(closed_loop(router.port, later, AGENTS)) / len(later) * 1e6
+            at_once, paced = later[: len(later) // 2], later[len(later) // 2 :]
+            figures[name] = await router.cpu_of(closed_loop(router.port, at_once, AGENTS)) / len(at_once) * 1e6
+            figures[cores] = await cores_at(router, paced, rate)
     added = await added_latency_ms(router, mock_port, options.latency_requests, options.rate)
     figures[ADDED_P50], figures[ADDED_P99] = added.values()
     figures[OTHERS] = share.value
     return figures
+
+
+async def cores_at(router: Listener, wires: Sequence[bytes], rate_per_s: float) -> float:
+    """The cores that requests take at this rate, also where the machine does not reach it."""
+
+    async def load() -> None:
+        waiting, start_s = iter(enumerate(wires)), time.monotonic()
+
+        async def work(client: Client) -> None:
+            for number, sent in waiting:
+                await asyncio.sleep(max(0.0, start_s + number / rate_per_s - time.monotonic()))
+                await client.ask(sent)
+            client.close()
+
+        await asyncio.gather(*[work(client) for client in await connect(router.port, CONNECTIONS)])
+
+    return await router.cpu_of(load()) / len(wires) * rate_per_s
 
 
 @dataclass
@@ -282,6 +310,7 @@ async def measure(
 
 # the tables ------------------------------------------------------------------------------------------------------
 COLUMNS = (REQUEST_2K, REQUEST_32K, AGENT_220K, AGENT_550K, PACED, BURST, ADDED_P50, ADDED_P99)
+CORES = (CORES_2K, CORES_220K, CORES_550K)
 
 
 def cost_table(found: Mapping[str, Measured]) -> str:
@@ -300,6 +329,15 @@ def cost_table(found: Mapping[str, Measured]) -> str:
         others = statistics.median(one[OTHERS] for one in measured.turns)
         memory = f"{measured.rss_mb[0]:.0f} → {max(measured.rss_mb):.0f}"
         lines.append(f"| {name} | {' | '.join(cells)} | {memory} | {others:.0%} |")
+    return "\n".join(lines)
+
+
+def cores_table(found: Mapping[str, Measured]) -> str:
+    """The cores that requests take at a rate."""
+    lines = [f"| cores | {' | '.join(each.removeprefix('cores ') for each in CORES)} |", "| --- | ---: | ---: | ---: |"]
+    for name, measured in found.items():
+        cells = [f"{statistics.median(one[column] for one in measured.turns):.3f}" for column in CORES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -361,7 +399,7 @@ def main() -> int:
     except WheelError as error:
         _say(f"peers: {error}")
         return 2
-    parts = [cost_table(found)] if found[OURS].turns else []
+    parts = [cost_table(found), cores_table(found)] if found[OURS].turns else []
     if direct:
         parts.append(stream_table(found, direct, options.streams))
     versions = [f"{name} {version_of(name, options.peers)}" for name in names if name in WHEELS]

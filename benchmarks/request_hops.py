@@ -16,6 +16,7 @@ busy machine.
     python benchmarks/request_hops.py [--prompt-bytes 2048] [--chunks 1] [--split] [--functions]
     python benchmarks/request_hops.py --bytecodes [--chunks 0] [--tenants] [--functions]    # 0: it does not stream
     python benchmarks/request_hops.py --bytecodes [--runs] [--session]    # turns of agents' runs
+    python benchmarks/request_hops.py --idle 12    # what a replica executes by itself
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -57,6 +59,10 @@ INSTANCES = 8
 REQUESTS = 20
 SETTLE_S = 0.05
 """Time after which the background work of a request is done."""
+PAUSE_S = 0.002
+"""Time without a bytecode before a wake-up that is for something else. The waits for the store are shorter."""
+BREAK_S = 0.0001
+"""Time without a bytecode in which a request that has come would be read."""
 
 Call = tuple[str, str]
 """The module, and the function in it."""
@@ -111,6 +117,35 @@ class Bytecodes:
         return counts
 
 
+class WakeUps:
+    """Bytecodes of what a replica does by itself: those of each wake-up, behind a pause of ``PAUSE_S``; and those of
+    each piece of it that nothing interrupts, behind one of ``BREAK_S``."""
+
+    def __init__(self) -> None:
+        self.counts: list[Counter[Call]] = []
+        self.pieces: list[Counter[Call]] = []
+        self._last_s = 0.0
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> Any:
+        module = frame.f_globals.get("__name__", "")
+        if module in LOAD:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return partial(self._executed, (module.removeprefix(PROJECT), frame.f_code.co_qualname))
+
+    def _executed(self, call: Call, _: FrameType, event: str, __: Any) -> Any:
+        now_s = time.monotonic()
+        if now_s - self._last_s > PAUSE_S:
+            self.counts.append(Counter())
+        if now_s - self._last_s > BREAK_S:
+            self.pieces.append(Counter())
+        self._last_s = now_s
+        if self.counts:
+            self.counts[-1][call] += event == "opcode"
+            self.pieces[-1][call] += event == "opcode"
+        return partial(self._executed, call)
+
+
 def modules_of(calls: Sequence[Call]) -> set[str]:
     return {module for module, _ in calls}
 
@@ -135,8 +170,9 @@ async def trace_requests(
     tenants: bool = False,
     runs: bool = False,
     session: bool = False,
-) -> tuple[list[Trace], list[Bytecodes]]:
-    """The traces of some requests, of one kind or the other."""
+    idle_s: float = 0.0,
+) -> tuple[list[Trace], list[Bytecodes], WakeUps]:
+    """The traces of some requests, of one kind or the other, and of so much time without any."""
     mock = await asyncio.get_running_loop().create_server(router_overhead.MockInstance, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{mock.sockets[0].getsockname()[1]}"
     settings = StoreSettings(url=f"embedded://{Path(tempfile.mkdtemp(prefix='dualmap-')) / 'valkey.sock'}")
@@ -178,11 +214,16 @@ async def trace_requests(
                 traces.append(trace)
             if counting.counts:
                 counted.append(counting)
+        wake_ups = WakeUps()
+        if idle_s:
+            sys.settrace(wake_ups)
+            await asyncio.sleep(idle_s)
+            sys.settrace(None)
         client.close()
         router.cancel()
         with suppress(asyncio.CancelledError):
             await router
-        return traces, counted
+        return traces, counted, wake_ups
     finally:
         await store.close()
         mock.close()
@@ -200,6 +241,11 @@ def print_table(calls: Sequence[Call], *, functions: bool) -> None:
                 print(f"{count:6}             {name}")
 
 
+def print_largest(counts: Sequence[Counter[Call]]) -> None:
+    for each in sorted(counts, key=Counter.total, reverse=True)[:5]:
+        print(f"{each.total():6}  {', '.join(f'{name} {count}' for (_, name), count in each.most_common(3))}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt-bytes", type=int, default=2048)
@@ -209,11 +255,19 @@ def main() -> None:
     parser.add_argument("--tenants", action="store_true", help="each request has the key of a tenant with limits")
     parser.add_argument("--runs", action="store_true", help="agents' runs wait for memory (scheduling.admit_runs)")
     parser.add_argument("--session", action="store_true", help="each request names a run")
+    parser.add_argument("--idle", type=float, default=0.0, help="bytecodes of so many seconds without requests")
     parser.add_argument("--functions", action="store_true", help="also every function, and its part")
     options = parser.parse_args()
     how = {"split": options.split, "bytecodes": options.bytecodes, "tenants": options.tenants}
     how |= {"runs": options.runs, "session": options.session}
-    traces, counted = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, **how))
+    traces, counted, idle = uvloop.run(trace_requests(options.prompt_bytes, options.chunks, idle_s=options.idle, **how))
+    if options.idle:
+        total = sum(each.total() for each in idle.counts)
+        print(f"{total} bytecodes in {len(idle.counts)} wake-ups in {options.idle:g} s; the largest:")
+        print_largest(idle.counts)
+        print(f"in {len(idle.pieces)} pieces that nothing interrupts; the largest:")
+        print_largest(idle.pieces)
+        return
     if options.bytecodes:
         fewest = min(counted, key=lambda each: each.counts.total())
         modules = fewest.by_module()

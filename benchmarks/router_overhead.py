@@ -9,6 +9,9 @@ text    the same, by their text (router.continue_streams)
 cut     the same, not at all: each ends with its instance
 logged  the same with a request log
 tenants the same where each request has the key of one of four tenants, with limits of four kinds, a share, and metering
+sessions  the same where each request has the header of one of 64 sessions, which nothing needs
+turns   the same where runs wait for memory and there is enough for all, without a header
+runs    the same with a header
 traced  the same with tracing of 1 % of the requests, exported to a receiver that accepts everything
 traced10  the same with 10 %: what a sampled request costs
 split   the same where each request has two legs: instances prefill or decode, and every prompt is transferred
@@ -85,6 +88,7 @@ PACED_CHUNKS = 100
 PACE_S = 0.01
 TRACED_SHARE = {"traced": 0.01, "traced10": 0.1}
 KEYS = tuple(f"a-long-random-secret-{n}" for n in range(4))
+SESSIONS = 64
 CONTINUED = {"text": "text", "cut": "off"}
 TOKEN = (
     b'data: {"id":"chatcmpl-0","object":"chat.completion.chunk","created":1,"model":"m",'
@@ -122,6 +126,11 @@ def tenants() -> tuple[TenantSettings, ...]:
 def key_of(mode: str, number: int) -> str | None:
     """The key that a request to a router of this mode has."""
     return KEYS[number % len(KEYS)] if mode.partition("@")[0] == "tenants" else None
+
+
+def session_of(mode: str, number: int) -> str | None:
+    """The session that the header of a request to a router of this mode names."""
+    return f"session-{number % SESSIONS}" if mode.partition("@")[0] in ("sessions", "runs") else None
 
 
 # the mock instance -----------------------------------------------------------------------------------------------
@@ -192,8 +201,11 @@ def _field(head: bytes, name: bytes) -> bytes | None:
 
 
 # the load --------------------------------------------------------------------------------------------------------
-def request(prompt_bytes: int, seed: int, mock: str | None = None, key: str | None = None) -> bytes:
-    """A chat request whose system prompt it shares with one in eight others; with the key of a tenant."""
+def request(
+    prompt_bytes: int, seed: int, mock: str | None = None, key: str | None = None, session: str | None = None
+) -> bytes:
+    """A chat request whose system prompt it shares with one in eight others; with the key of a tenant, and a
+    session."""
     rng = random.Random(seed)
     system = random.Random(seed % 8).randbytes(prompt_bytes // 4).hex()
     order = "" if mock is None else f"mock:{mock} "
@@ -205,6 +217,7 @@ def request(prompt_bytes: int, seed: int, mock: str | None = None, key: str | No
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-type: application/json\r\n"
     head += f"content-length: {len(body)}\r\n"
     head += "" if key is None else f"authorization: Bearer {key}\r\n"
+    head += "" if session is None else f"x-session-id: {session}\r\n"
     return head.encode() + b"\r\n" + body
 
 
@@ -500,7 +513,9 @@ def run_router(
             await serve_plane(AskingIntake(instance_url, wire), on_ready)
         else:
             settings = RouterSettings(port=0, settle_s=0.0, **extra)
-            scheduling = SchedulingSettings(split=SplitSettings(mode="always" if mode == "split" else "auto"))
+            scheduling = SchedulingSettings(
+                split=SplitSettings(mode="always" if mode == "split" else "auto"), admit_runs=mode in ("turns", "runs")
+            )
             served = tenants() if mode == "tenants" else ()
             store = StoreSettings(url=store_url)
             await serve(settings, scheduling, store, [PoolSettings()], tenants=served, on_ready=on_ready)

@@ -1,6 +1,7 @@
 """The cost of the shared store: CPU of the server and of the client for a whole request, and memory per KV block.
 
     python benchmarks/store_cost.py [--instances 8 500] [--blocks 4 64] [--held 0 500] [--tenants 0 1 10000]
+        [--runs 0 200]
 
 Starts a private Valkey, sends requests through ``PoolStore`` from 64 callers at once (``--callers``) as routers do (the
 search for an instance, the first token and the end through an outbox, and the plans of the queues that these made room
@@ -8,7 +9,8 @@ in), and divides the CPU time of this process and of the server by the number of
 shared by many. With ``--held`` every instance has so many requests in its queue, and each request that ends lets one of
 them go. Figures are medians over the repetitions; they are not tests, as a busy machine changes them. What it does not
 change are the instructions of the server, which ``--instructions`` counts by callgrind (of Valgrind), in which the
-server takes some fifty times as long.
+server takes some fifty times as long. The scripts' clock stands still meanwhile: else instances that are so slow would
+be taken for stalled ones, of which requests look for others.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from dualmap.scheduling.request.charge import Charge
 from dualmap.scheduling.request.metering import Account, used_by
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.runs.turn import Turn, TurnEnd, hashed_name
 from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.scheduling.state.request import RequestState, StoredRequest
@@ -76,6 +79,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.codec import ALL_WORK, BUDGET, WORK
 from dualmap.statestore.pool.usage import day_of
 from dualmap.statestore.redis import RedisStore
+from dualmap.statestore.redis.wire import OwnClock
 from dualmap.statestore.settings import StoreSettings
 
 CALLERS = 64
@@ -102,11 +106,14 @@ class Scenario:
     """Tenants whose requests they are in turn, each with four limits, metered, and with a share; 0: none."""
     callers: int = CALLERS
     """That call at once."""
+    runs: int = 0
+    """Agents' runs that they are turns of, in turn, which all have memory; 0: runs do not wait for memory."""
 
     def __str__(self) -> str:
         whose = f", {self.tenants} tenants" if self.tenants else ""
         called = f", {self.callers} callers" if self.callers != CALLERS else ""
-        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each{whose}{called}"
+        turns = f", turns of {self.runs} runs" if self.runs else ""
+        return f"{self.instances} instances, {self.blocks} blocks, {self.held} held on each{whose}{turns}{called}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +193,9 @@ class BenchFleet:
 class Bench:
     """Requests through the steps of their life, on one pool."""
 
-    def __init__(self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings, tenants: int = 0) -> None:
+    def __init__(
+        self, pool: PoolStore, view: ClusterView, scheduling: SchedulingSettings, tenants: int = 0, runs: int = 0
+    ) -> None:
         self.fleet = BenchFleet(pool, view)
         self._pool = pool
         self._order = queue_order_of(scheduling)
@@ -197,6 +206,7 @@ class Bench:
         self._tenants = tenants
         self._weight = 1.0 if tenants else None
         self._drawn: dict[str, Draws] = {}
+        self._runs = runs
 
     async def close(self) -> None:
         """End the plans under way, and the outbox."""
@@ -224,7 +234,11 @@ class Bench:
             request = replace(request, tenant=tenant, drawn=drawn_text(draws), account=account, shares_as=tenant)
         query = RouteQuery(chain, 3600.0)
         claim = Claim(request.tenant, request.account, draws, self._weight)
-        placed = (await drive(Search(self._rules, query, request, claim).run(), self.fleet)).placed
+        turn: Turn | None = None
+        if self._runs:  # all of them have memory
+            name = hashed_name("", f"run {self.fleet.placed % self._runs}")
+            turn = Turn(request_id, REPLICA, name, chain, 3600.0)
+        placed = (await drive(Search(self._rules, query, request, claim, turn=turn).run(), self.fleet)).placed
         self.fleet.placed += 1
         if placed.reply.status is PlaceStatus.DISPATCHED:
             grant = Grant(request_id, placed.decision.instance_id, REPLICA, 1, placed.reply.chosen.uncached_tokens)
@@ -244,8 +258,11 @@ class Bench:
             used = used_by(Outcome.COMPLETED, Charge(512, 100, 256, reported=True))
         note = '{"text_bytes":2048,"tokens":512}'
         await self._settle(
-            Release(grant.request_id, "", REPLICA, 1, note=note, seen=False, returned=gives_back, used=used)
-        )
+            Release(
+                grant.request_id, "", REPLICA, 1, note=note, seen=False, returned=gives_back, used=used,
+                turn=TurnEnd(grant.request_id, REPLICA, 100, 200, 2000) if self._runs else None,
+            )
+        )  # fmt: skip
 
     async def _settle(self, release: Release) -> None:
         """Once the store knows."""
@@ -289,17 +306,19 @@ def chains(count: int, blocks: int, random_source: random.Random) -> list[Chain]
 
 
 async def measure(
-    url: str, scheduling: SchedulingSettings, scenario: Scenario, requests: int, seed: int
+    url: str, scheduling: SchedulingSettings, scenario: Scenario, requests: int, seed: int, own_clock: OwnClock | None
 ) -> tuple[dict[str, Cost], float]:
     """The cost of each step and of all; and round trips to place a request."""
     random_source = random.Random(seed)
     cpu = ServerCpu(url, scenario.callers)
-    store = RedisStore(StoreSettings(url=url, command_timeout_s=120.0), scheduling=scheduling)
+    store = RedisStore(StoreSettings(url=url, command_timeout_s=120.0), scheduling=scheduling, own_clock=own_clock)
     await store.open()
     pool: PoolStore = store.pool("default")
     bench: Bench | None = None
     try:
-        bench = Bench(pool, await members(pool, scheduling, scenario, requests), scheduling, scenario.tenants)
+        bench = Bench(
+            pool, await members(pool, scheduling, scenario, requests), scheduling, scenario.tenants, scenario.runs
+        )
         await fill_books(url, scenario.tenants)
         waiting = scenario.held * scenario.instances
         filling, *prompts = chains(waiting + requests + 1, scenario.blocks, random_source)
@@ -363,17 +382,17 @@ async def fill_books(url: str, tenants: int) -> None:
 
 async def by_steps(cpu: ServerCpu, bench: Bench, prompts: Sequence[Chain]) -> dict[str, Cost]:
     """All requests through one step, then all through the next: nothing is held, so each goes by itself."""
-    count = len(prompts)
+    count, costs = len(prompts), dict[str, Cost]()
     placing = [
         lambda number=number, chain=chain: bench.place(f"r{number}", chain) for number, chain in enumerate(prompts)
     ]
-    costs = {"place": await timed(cpu, placing, count)}
+    costs["place"] = await timed(cpu, placing, count)
     sent = list(bench.fleet.dispatched)
     steps = {"first token": bench.first_token, "finish": bench.finish}
     for name, step in steps.items():
         calls = [lambda step=step, grant=grant: step(grant) for grant in sent]
         costs[name] = await timed(cpu, calls, count)
-    costs[WHOLE] = costs["place"] + costs["first token"] + costs["finish"]
+    costs[WHOLE] = sum(costs.values(), Cost(0.0, 0.0, 0.0, 0.0))
     return costs
 
 
@@ -430,6 +449,9 @@ def main() -> None:
         default=[0],
         help="whose requests they are, with four limits each (0: none)",
     )
+    parser.add_argument(
+        "--runs", type=int, nargs="+", default=[0], help="agents' runs whose turns they are; of no held requests only"
+    )
     parser.add_argument("--callers", type=int, default=CALLERS, help="that call at once")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--policy", default=SchedulingSettings().policy)
@@ -439,11 +461,12 @@ def main() -> None:
     options = parser.parse_args()
     scheduling = SchedulingSettings(policy=options.policy)
     scenarios = [
-        Scenario(instances, blocks, held, tenants, options.callers)
+        Scenario(instances, blocks, held, tenants, options.callers, runs)
         for held in options.held
         for instances in (options.instances if not held else [8])
         for blocks in options.blocks
         for tenants in options.tenants
+        for runs in (options.runs if not held else [0])
     ]
     report = {str(scenario): medians(scheduling, scenario, options) for scenario in scenarios}
     with EmbeddedValkey() as server:
@@ -476,10 +499,13 @@ def private_server(in_callgrind: bool) -> Iterator[EmbeddedValkey]:
 
 
 def medians(scheduling: SchedulingSettings, scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
+    started_ms = int(1000 * time.time())
+    own_clock = (lambda: started_ms) if options.instructions else None
     passes = []
     for seed in range(options.repeat):
         with private_server(options.instructions) as server:
-            passes.append(uvloop.run(measure(server.url, scheduling, scenario, options.requests, seed)))
+            measured = measure(server.url, scheduling, scenario, options.requests, seed, own_clock)
+            passes.append(uvloop.run(measured))
     figures: dict[str, Any] = {
         "round trips to place": round(statistics.median(trips for _, trips in passes), 2),
     }

@@ -33,9 +33,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are processors: tests of fleets, faults and time limits wait for a third of their
-    time, and another process computes meanwhile."""
-    return len(os.sched_getaffinity(0)) + 1
+    """Two processes more than there are processors: tests of fleets, faults and time limits wait for a third of their
+    time, and others compute meanwhile."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.fixture(scope="session")

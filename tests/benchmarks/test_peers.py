@@ -13,11 +13,15 @@ from peers import (
     AGENT_220K,
     AGENT_550K,
     BURST,
+    CORES_2K,
+    CORES_220K,
+    CORES_550K,
     OTHERS,
     PACED,
     REQUEST_2K,
     REQUEST_32K,
     Measured,
+    cores_table,
     cost_table,
     stream_table,
 )
@@ -41,6 +45,15 @@ def test_ratios_are_those_of_the_same_turn() -> None:
 
     assert lines[2].startswith("| ours | 1.00 (300) | 1.00 (450) |") and "70 → 80" in lines[2]
     assert lines[3].startswith("| envoy | 0.50 (150) | 0.50 (225) |") and lines[3].endswith("| 11% |")
+
+
+def test_cores_are_medians_of_the_turns() -> None:
+    turns = [{CORES_2K: 0.2 * n, CORES_220K: 0.1 * n, CORES_550K: 0.04 * n} for n in (1, 2, 9)]
+
+    lines = cores_table({"ours": Measured(turns)}).splitlines()
+
+    assert lines[0] == "| cores | at 1,000/s of 2 KB | at 100/s of 220 KB | at 40/s of 550 KB |"
+    assert lines[2:] == ["| ours | 0.400 | 0.200 | 0.080 |"]
 
 
 def test_a_router_that_does_not_carry_the_streams_has_no_row() -> None:

@@ -27,7 +27,10 @@ _WORDS = ("router", "--name", "router-1", "--router.ops_port", "8123")
 
 
 def describe(words: Sequence[str]) -> int:
-    """In a fork: print what it is, and wait for the end."""
+    """In a fork: print what it is, and wait for the end, which is that of its server at the latest."""
+    from dualmap.cli.parent import end_with_parent
+
+    end_with_parent(os.environ)
     described = {
         "session": os.getsid(0),
         "words": sys.argv[1:],

@@ -124,16 +124,18 @@ def test_what_the_server_refuses_of_the_store_url_is_a_wrong_setting(
 
 
 @pytest.fixture
-def two_fleets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
+def two_fleets(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Path]]:
     """Settings files of two fleets that run as far as commands can see; the older one first."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with fleet_folder() as older, fleet_folder() as younger, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        for age_s, folder in ((20, older), (10, younger)):
-            config = folder / CONFIG
-            config.write_text(json.dumps({"router": {"port": closed.getsockname()[1]}}))
-            os.utime(config, (time.time() - age_s,) * 2)
-        yield older / CONFIG, younger / CONFIG
+    # tmp_path may be too long for a socket's path: then both would stand in /tmp, beside the fleets of other tests.
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        with fleet_folder() as older, fleet_folder() as younger, socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            for age_s, folder in ((20, older), (10, younger)):
+                config = folder / CONFIG
+                config.write_text(json.dumps({"router": {"port": closed.getsockname()[1]}}))
+                os.utime(config, (time.time() - age_s,) * 2)
+            yield older / CONFIG, younger / CONFIG
 
 
 @pytest.mark.parametrize("words", [["explain"], ["tenants", "list"], ["instances", "list"], ["settings", "fleet"]])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import struct
+import urllib.parse
 import urllib.request
 
 import redis
+import zmq
 
 from tests.fleet.fleet_process import Fleet
 
@@ -24,3 +27,24 @@ def views(fleet: Fleet) -> set[str]:
     """Statuses of the KV metadata, of all instances."""
     with redis.Redis.from_url(fleet.store_url) as client:
         return {client.hget(key, "status").decode() for key in client.scan_iter("dualmap:{default}:kv_events:*")}
+
+
+def has_read_all(fleet: Fleet, replay_offset: int = 20) -> bool:
+    """Whether the fleet has read all that its instances have published, by what their replays have beyond that."""
+    with redis.Redis.from_url(fleet.store_url) as client:
+        read = {name: client.hget(f"dualmap:{{default}}:kv_events:{name}", "sequence") for name in fleet.instances()}
+    urls = {name: urllib.parse.urlsplit(about["url"]) for name, about in fleet.instances().items()}
+    with zmq.Context() as context:
+        return all(
+            _is_last(context, f"tcp://{urls[name].hostname}:{(urls[name].port or 0) + replay_offset}", int(at or -1))
+            for name, at in read.items()
+        )
+
+
+def _is_last(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, sequence: int) -> bool:
+    with context.socket(zmq.DEALER) as replay:
+        replay.linger = 0
+        replay.connect(endpoint)
+        replay.send_multipart([b"", struct.pack(">Q", sequence + 1)])
+        assert replay.poll(60_000), "no replay"
+        return bool(replay.recv_multipart()[-2] == b"\xff" * 8)

@@ -70,7 +70,7 @@ def test_a_flash_crowd_brings_spares_in_and_its_end_parks_them_and_no_answer_is_
         assert re.search(r"2 -> [34]: (crowd|overload)", log), log
         failures = json.loads(report.read_text())["failures"]
         assert failures.keys() <= {"status 429 queue_full"}, "a full queue may refuse, a change of the size may not"
-        until(lambda: len(ready(fleet)) == 2, "those that joined, or others in their place, have left", 60)
+        until(lambda: len(ready(fleet)) == 2, "those that joined, or others in their place, have left")
 
 
 class Orders(ThreadingHTTPServer):

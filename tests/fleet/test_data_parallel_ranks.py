@@ -34,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[str]:
     words = [word for name, value in options.items() for word in (f"--emulator.{name}", str(value))]
     process = start_command("emulate", *words, out=tmp_path / "emulator.log", environment=unconfigured())
     url = f"http://127.0.0.1:{port}"
-    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up", 30.0)
+    until(lambda: urllib.request.urlopen(f"{url}/health", timeout=2).status == 200, "the server is up")
     yield url
     process.kill()
     process.wait()
@@ -67,7 +67,7 @@ def prompt_tokens(server: str) -> dict[str, int]:
 
 def test_each_rank_has_its_own_requests_events_and_capacity(server: str, tmp_path: Path) -> None:
     with ranks_of(server, tmp_path) as fleet:
-        until(lambda: views(fleet) == {"exact"}, "both ranks are followed", 20.0)
+        until(lambda: views(fleet) == {"exact"}, "both ranks are followed")
         until(
             lambda: {each["kv_capacity_tokens"] for each in fleet.instances().values()} == {CAPACITY_TOKENS},
             "the capacity of one rank is known",
@@ -104,7 +104,7 @@ def respond(fleet: Fleet, text: str) -> tuple[int, int, str]:
 def test_responses_whose_rank_the_server_chooses_say_nothing_of_the_cache_of_one(server: str, tmp_path: Path) -> None:
     """vLLM ignores the header on this API, so what a response leaves is at a rank that nobody named."""
     with ranks_of(server, tmp_path) as fleet:
-        until(lambda: views(fleet) == {"exact"}, "both ranks are followed", 20.0)
+        until(lambda: views(fleet) == {"exact"}, "both ranks are followed")
         found = [respond(fleet, f"session {session} " * 200) for _ in range(3) for session in range(4)]
         wrong = []
         for session in range(6):

@@ -73,7 +73,7 @@ def test_an_instance_that_was_paused_under_load_has_its_work_again(tmp_path: Pat
             return 0.4 <= clients.share(second, 150) <= 0.6 and rates[second] > 0.7 * rates[first]
 
         until(lambda: len(clients.placed) >= resumed + 150, "requests are answered")
-        until(is_even, "both share the work evenly", 35.0)
+        until(is_even, "both share the work evenly")
         even = len(clients.placed)
         until(lambda: len(clients.placed) >= even + 150, "more requests are answered")
 

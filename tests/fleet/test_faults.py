@@ -100,7 +100,7 @@ def test_a_replica_that_hangs_is_replaced_and_the_shared_port_is_free_of_it(flee
 
     os.kill(hung, signal.SIGSTOP)
 
-    until(lambda: not alive(hung) and fleet.pid("router-2") != hung, "a new replica runs in its place", 30.0)
+    until(lambda: not alive(hung) and fleet.pid("router-2") != hung, "a new replica runs in its place")
     assert "router-2 has not answered" in fleet.output
     for number in range(20):  # each over a connection of its own: one in three would meet a replica that hangs
         assert fleet.placement(f"{number} after a hang")
@@ -186,7 +186,7 @@ def test_all_instances_may_die_and_come_back(fleet: Fleet, client: OpenAI) -> No
     dead = {name: fleet.kill(name) for name in fleet.instances()}
     for name, pid in dead.items():
         until(lambda name=name, pid=pid: not alive(pid) and fleet.pid(name) != pid, f"{name} runs again")
-    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
+    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready")
     assert client.with_options(max_retries=3).completions.create(model=fleet.model, prompt="x", max_tokens=1)
     fleet.until_idle()
 
@@ -199,7 +199,7 @@ def test_the_store_may_die_and_come_back_empty(fleet: Fleet, client: OpenAI, sen
 
     assert [request.exception() for request in requests] == [None] * len(requests)
     until(lambda: fleet.pid("store") != dead, "a new store runs")
-    until(lambda: len(fleet.instances()) == 4, "members are entered again", 30.0)
-    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready", 30.0)
+    until(lambda: len(fleet.instances()) == 4, "members are entered again")
+    until(lambda: all(each["state"] == "ready" for each in fleet.instances().values()), "all are ready")
     assert client.completions.create(model=fleet.model, prompt="x", max_tokens=1)
     fleet.until_idle()

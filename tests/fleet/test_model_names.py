@@ -88,7 +88,7 @@ def test_an_adapter_that_one_instance_loads_is_served_by_that_one_within_seconds
     assert served_by(fleet, "sql", 4) == {(404, "None")}
 
     assert post(f"{url}/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "/adapters/sql"})[0] == 200
-    until(lambda: known(fleet, "sql"), "all replicas know the adapter", 20)
+    until(lambda: known(fleet, "sql"), "all replicas know the adapter")
 
     assert served_by(fleet, "sql") == {(200, "instance-1")}
     assert served_by(fleet, fleet.model) == {(200, "instance-1"), (200, "instance-2")}
@@ -96,7 +96,7 @@ def test_an_adapter_that_one_instance_loads_is_served_by_that_one_within_seconds
     assert card["parent"] == fleet.model
 
     assert post(f"{url}/v1/unload_lora_adapter", {"lora_name": "sql"})[0] == 200
-    until(lambda: served_by(fleet, "sql", 6) == {(404, "None")}, "it is gone everywhere", 20)
+    until(lambda: served_by(fleet, "sql", 6) == {(404, "None")}, "it is gone everywhere")
 
 
 def test_an_adapter_that_is_loaded_through_a_router_is_served_by_all_replicas_at_once(leaderless: Fleet) -> None:
@@ -138,8 +138,8 @@ def test_an_adapter_that_one_instance_drops_under_load_costs_no_request(fleet: F
     urls = {name: fleet.instances()[name]["url"] for name in ("instance-1", "instance-2")}
     for url in urls.values():
         post(f"{url}/v1/load_lora_adapter", {"lora_name": "law", "lora_path": "/adapters/law"})
-    until(lambda: all("law" in each["models"] for each in fleet.instances().values()), "both list it", 20)
-    until(lambda: known(fleet, "law"), "all replicas know it", 20)
+    until(lambda: all("law" in each["models"] for each in fleet.instances().values()), "both list it")
+    until(lambda: known(fleet, "law"), "all replicas know it")
     serving = served_by(fleet, "law")  # its home, or both where that was busy
     assert serving <= {(200, "instance-1"), (200, "instance-2")}
     home = min(instance for _, instance in serving)

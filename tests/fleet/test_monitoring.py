@@ -72,7 +72,7 @@ def prometheus(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         started = Prometheus(f"http://127.0.0.1:{port}")
         for number in range(4):
             fleet.placement(f"a prompt to be counted, number {number}")
-        until(lambda: started.query("sum(dualmap_requests_total) > 0"), "it has scraped the fleet", 30)
+        until(lambda: started.query("sum(dualmap_requests_total) > 0"), "it has scraped the fleet")
         yield started
     finally:
         process.terminate()

@@ -153,7 +153,7 @@ def test_keys_that_are_made_rotated_and_revoked_count_on_every_replica_within_a_
     assert len(urls) == 3
 
     def soon(key: str, status: int) -> None:
-        until(lambda: statuses(fleet, urls, key) == [status] * 3, f"every replica answers {status}", 10.0)
+        until(lambda: statuses(fleet, urls, key) == [status] * 3, f"every replica answers {status}")
 
     first = key_in(fleet.dualmap("tenants", "create", "new", "requests_per_minute=60", "--key", "ci", *endpoint))
     soon(first, 200)

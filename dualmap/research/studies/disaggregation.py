@@ -22,8 +22,6 @@ SPLITS = ("4P4D", "5P3D", "6P2D")
 FEW_PREFILL = "2P6D"
 """Roles for answers so long that decoding needs most of the instances."""
 LOAD = 0.9
-LOADS = (0.6, 0.9, 1.1)
-"""Parts of the saturation of a split."""
 START_LOAD = 0.4
 """Share of what 8 mixed instances sustain at which the search for the saturation starts."""
 Mode = Literal["always", "never", "auto"]
@@ -75,7 +73,7 @@ def disaggregation_section(plan: Plan, bench: Bench) -> Section:
     ways = [
         Case(labels[one], one, fleet, load * saturation[one], mode=mode)
         for one in (*workloads, thinking)
-        for load in LOADS
+        for load in plan.split_loads
         for fleet in (MIXED, *SPLITS, *((FEW_PREFILL,) if one is thinking else ()))
         for mode in (("never",) if fleet == MIXED else MODES)
     ]

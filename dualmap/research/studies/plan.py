@@ -64,6 +64,8 @@ class Plan:
     day_s: int = 7200
     constant_s: int = 5400
     constant_seeds: int = 3
+    split_loads: tuple[float, ...] = (0.6, 0.9, 1.1)
+    """Parts of the saturation of a split."""
     balance_requests: int = 20_000
     balance_trials: int = 20
     overhead_sizes: tuple[int, ...] = (8, 16, 32, 64)
