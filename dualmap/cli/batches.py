@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any, Literal
 
 from rich.console import Group
@@ -54,11 +55,12 @@ def _cancel(arguments: argparse.Namespace, settings: Settings, query: dict[str, 
         raise UsageError("name the tenant whose batches are to be cancelled (--tenant)")
     if arguments.key is not None:
         query["key"] = arguments.key
-    cancelled = AdminApi(arguments, settings).call("POST", "/batches/cancel", query=query)["cancelled"]
-    print(
-        as_json({"cancelled": cancelled}) if arguments.json else "\n".join([*cancelled, f"{len(cancelled)} cancelled"])
-    )
-    return 0
+    found = AdminApi(arguments, settings).call("POST", "/batches/cancel", query=query)
+    cancelled, left = found["cancelled"], found.get("not_cancelled", [])
+    print(as_json(found) if arguments.json else "\n".join([*cancelled, f"{len(cancelled)} cancelled"]))
+    if left:
+        print(f"not cancelled, as others keep changing them: {', '.join(left)}; run it again", file=sys.stderr)
+    return 1 if left else 0
 
 
 def batches_table(found: dict[str, Any]) -> Group:

@@ -52,6 +52,7 @@ def test_all_batches_of_a_tenant_or_of_one_of_its_keys_are_cancelled(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     calls: list[tuple[object, ...]] = []
+    left: list[str] = []
 
     class Api:
         def __init__(self, *_: object) -> None:
@@ -59,7 +60,7 @@ def test_all_batches_of_a_tenant_or_of_one_of_its_keys_are_cancelled(
 
         def call(self, *words: object, query: dict[str, str]) -> dict[str, list[str]]:
             calls.append((*words, query))
-            return {"cancelled": ["batch_1", "batch_2"]}
+            return {"cancelled": ["batch_1", "batch_2"], "not_cancelled": left}
 
     monkeypatch.setattr(batches, "AdminApi", Api)
     parser = argparse.ArgumentParser()
@@ -69,6 +70,9 @@ def test_all_batches_of_a_tenant_or_of_one_of_its_keys_are_cancelled(
 
     assert calls == [("POST", "/batches/cancel", {"tenant": "acme", "key": "ci"})]
     assert capsys.readouterr().out.split("\n") == ["batch_1", "batch_2", "2 cancelled", ""]
+    left.append("batch_3")
+    assert batches.run(parser.parse_args(["--tenant", "acme", "--cancel"]), Settings()) == 1
+    assert "batch_3; run it again" in capsys.readouterr().err
     with pytest.raises(UsageError, match="name the tenant"):
         batches.run(parser.parse_args(["--cancel"]), Settings())
     with pytest.raises(UsageError, match="--key is for --cancel"):

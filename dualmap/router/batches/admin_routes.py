@@ -53,10 +53,13 @@ async def cancel(
     ] = None,
 ) -> dict[str, Any]:
     """Cancel all batches of a tenant that are not over, as their clients may: no more of their requests begin, and what
-    was answered can be read."""
-    cancelled = [each.batch_id for each in await batches.cancel_all(tenant, key)]
-    log.info("batches cancelled tenant=%s key=%s batches=%d by=%s", tenant or None, key, len(cancelled), by)
-    return {"cancelled": cancelled}
+    was answered can be read. Those under `not_cancelled` run on, since others kept changing them: repeat the call."""
+    found = await batches.cancel_all(tenant, key)
+    log.info(
+        "batches cancelled tenant=%s key=%s batches=%d left=%d by=%s",
+        tenant or None, key, len(found.cancelled), len(found.left), by,
+    )  # fmt: skip
+    return {"cancelled": found.cancelled, "not_cancelled": found.left}
 
 
 def forecast_of(outlook: Outlook | None) -> dict[str, Any]:

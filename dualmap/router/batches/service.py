@@ -47,6 +47,15 @@ class _Arrival:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class CancelledBatches:
+    """The batches, by their ids, that were to be cancelled together."""
+
+    cancelled: Sequence[str]
+    left: Sequence[str]
+    """Those that still run, since others changed them each time that this was tried."""
+
+
 class Batches:
     """The files and batches of a fleet."""
 
@@ -199,9 +208,12 @@ class Batches:
         return Progress() if batch.is_over else await self.book.progress(batch)
 
     async def cancel(self, caller: Caller | None, batch_id: str) -> Batch:
-        return await self._cancel(tenant_of(caller), batch_id)
+        if (cancelled := await self._cancel(tenant_of(caller), batch_id)) is None:
+            raise ConflictError(f"batch {batch_id} is changed by others again and again; try again")
+        return cancelled
 
-    async def _cancel(self, tenant: str, batch_id: str) -> Batch:
+    async def _cancel(self, tenant: str, batch_id: str) -> Batch | None:
+        """Cancel a batch; None where others changed it each time that this was tried."""
         for _ in range(_CHANGES):
             batch = await self._batch(tenant, batch_id)
             try:
@@ -210,16 +222,17 @@ class Batches:
                 raise ConflictError(f"batch {batch_id} is {batch.status}, and cannot be cancelled") from error
             if await self.book.change(batch, cancelled):
                 return cancelled
-        raise ConflictError(f"batch {batch_id} is changed by others again and again; try again")
+        return None
 
-    async def cancel_all(self, tenant: str, key: str | None = None) -> list[Batch]:
+    async def cancel_all(self, tenant: str, key: str | None = None) -> CancelledBatches:
         """Cancel all batches of a tenant that are not over, or those that were made with a key of this name."""
-        cancelled = []
+        cancelled, left = list[str](), list[str]()
         for batch in await self.book.batches(tenant):
             if not batch.is_over and key in (None, batch.key):
                 with suppress(ConflictError, NotFoundError):  # it has just ended
-                    cancelled.append(await self._cancel(tenant, batch.batch_id))
-        return cancelled
+                    is_cancelled = await self._cancel(tenant, batch.batch_id) is not None
+                    (cancelled if is_cancelled else left).append(batch.batch_id)
+        return CancelledBatches(cancelled, left)
 
 
 def open_batches(settings: BatchSettings, book: BatchBook, *, forbidden_paths: Iterable[str] = ()) -> Batches | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dualmap.router.batches.service import Batches, open_batches
+from dualmap.router.batches.service import Batches, CancelledBatches, open_batches
 from dualmap.router.batches.upload_form import UploadForm
 from dualmap.router.errors import (
     BodyTooLargeError,
@@ -159,12 +159,27 @@ async def test_all_open_batches_of_a_tenant_are_cancelled_or_those_of_one_key(ba
     by_key = await made(batches, file_id)
     batch = await batches.create(by_token, file_id, "/v1/completions", "24h", {})
 
-    assert await batches.cancel_all("other") == []
-    assert [each.batch_id for each in await batches.cancel_all("acme", TOKEN)] == [batch.batch_id]
-    assert [each.batch_id for each in await batches.cancel_all("acme")] == [by_key], (
-        "the other one is cancelled already"
-    )
+    assert await batches.cancel_all("other") == CancelledBatches([], [])
+    assert await batches.cancel_all("acme", TOKEN) == CancelledBatches([batch.batch_id], [])
+    assert await batches.cancel_all("acme") == CancelledBatches([by_key], []), "the other one is cancelled already"
     assert {each.status for each in await batches.batches(ACME)} <= {Status.CANCELLING, Status.CANCELLED}
+
+
+async def test_a_batch_that_others_keep_changing_is_named_among_those_that_run_on(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = await uploaded(batches)
+    first, busy = [await made(batches, file_id) for _ in range(2)]
+    change = batches.book.change
+
+    async def change_before(was: Batch, becomes: Batch) -> bool:
+        return was.batch_id != busy and await change(was, becomes)
+
+    monkeypatch.setattr(batches.book, "change", change_before)
+
+    assert await batches.cancel_all("acme") == CancelledBatches([first], [busy])
+    with pytest.raises(ConflictError, match="try again"):
+        await batches.cancel(ACME, busy)
 
 
 async def test_a_tenant_has_a_limit_of_open_batches(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
