@@ -9,6 +9,7 @@ bytes of which the last eight count. What identifies a block is described in ``s
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, replace
@@ -137,8 +138,10 @@ def read_batch(sequence: int, payload: bytes) -> Batch:
         published_s, events, *rest = msgpack.unpackb(payload, strict_map_key=False)
         read = [event for each in events if (event := _event(each)) is not None]
         rank = rest[0] if rest else None
+        if not math.isfinite(published_s):  # no later batch would come after it
+            raise ValueError(f"it was published at {published_s}")
         return Batch(sequence, float(published_s), read, rank if isinstance(rank, int) else None)
-    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException) as error:
         raise UnreadableEventsError(f"batch {sequence} cannot be read: {error}") from error
 
 

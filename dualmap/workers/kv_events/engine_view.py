@@ -74,6 +74,8 @@ class EngineView:
         """An event of each group in the batch with the main group's first block."""
         self._unplaced: list[Stored | Removed] = []
         """Events of other groups that came before any of the main one."""
+        self._unplaced_blocks = 0
+        """Their blocks."""
         self._reported: dict[int, bool] = {}
         """With other groups, all hashes that the store lists, and whether a hit may end there."""
         self._before: dict[int, int | None] = {}
@@ -139,14 +141,14 @@ class EngineView:
                 if event.tier is not None:
                     self._tiers.remove(event.tier, event.names)
                 elif self._unplaced:
-                    self._unplaced.append(event)
+                    self._hold_back(event)
                 elif self._holdings is None or event.group in (None, self._group):
                     self._remove(event)
                 else:
                     self._holdings.remove(event.group, event.names)
             elif isinstance(event, Cleared):
                 self._clear()
-        if len(self._device) > MAX_BLOCKS:
+        if len(self._device) + (0 if self._holdings is None else self._holdings.blocks) > MAX_BLOCKS:
             raise AmbiguousEventsError(f"the engine reports over {MAX_BLOCKS} blocks")
 
     def take_change(self, sequence: int, published_s: float, *, all_names: bool = False) -> tuple[KvChange, bool]:
@@ -251,9 +253,7 @@ class EngineView:
         if not self._block_tokens:
             if not event.kind or _group_of(event).kind is GroupKind.FULL:
                 return True
-            self._unplaced.append(event)
-            if sum(len(each.names) for each in self._unplaced) > UNPLACED_BLOCKS:
-                raise AmbiguousEventsError("the engine has no cache group of full attention")
+            self._hold_back(event)
             return False
         if group == self._group:
             return True
@@ -268,6 +268,16 @@ class EngineView:
                     self._reported[block] = True
         holdings.store(group, _group_of(event), event.names)
         return False
+
+    def _hold_back(self, event: Stored | Removed) -> None:
+        """Keep an event of another group until the main one is known; one without blocks shows its group
+        alone, once."""
+        if not event.names and any(each.group == event.group for each in self._unplaced):
+            return
+        self._unplaced.append(event)
+        self._unplaced_blocks += len(event.names)
+        if self._unplaced_blocks > UNPLACED_BLOCKS:
+            raise AmbiguousEventsError("the engine has no cache group of full attention")
 
     def _all_names(self) -> dict[bytes, bytes]:
         names = {NAME.pack(_DEVICE, name): KNOWN.pack(*known) for name, known in self._device.items()}
@@ -336,7 +346,7 @@ class EngineView:
             for number, event in self._seen.items():
                 if number is not None and number != group:
                     self._holdings.store(number, _group_of(event), ())
-        unplaced, self._unplaced = self._unplaced, []
+        unplaced, self._unplaced, self._unplaced_blocks = self._unplaced, [], 0
         for each in unplaced:
             if isinstance(each, Stored):
                 self._place(each)
@@ -376,6 +386,7 @@ class EngineView:
         self._adapters_touched.clear()
         self._reported.clear()
         self._unplaced.clear()
+        self._unplaced_blocks = 0
         if self._holdings is not None:
             self._holdings.clear()
         self._cleared = True

@@ -130,8 +130,12 @@ class GroupHoldings:
 
     def __len__(self) -> int:
         """Names that the store has to keep."""
-        others = sum(len(held) for alike in self._alike.values() for held in alike.copies.values())
-        return len(self._links) + len(self._chains) + others + len(self._of_group) + 1
+        return len(self._links) + len(self._chains) + self.blocks + len(self._of_group) + 1
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that the other groups hold."""
+        return sum(len(held) for alike in self._alike.values() for held in alike.copies.values())
 
     @property
     def changed(self) -> int:

@@ -21,6 +21,8 @@ from dualmap.workers.kv_events.decoding import Batch, UnreadableEventsError, rea
 MAX_WAITING: Final = 10_000
 """Most batches that wait in the socket; further ones are lost, and requested again."""
 MAX_PER_READ: Final = 64
+MAX_BATCH_BYTES: Final = 64 << 20
+"""A longer batch is refused, and its connection with it. The names of a million blocks take 34 MB."""
 REPLAY_TIMEOUT_S: Final = 3.0
 """Timeout between two answers of a replay."""
 _END: Final = 2**64 - 1
@@ -40,6 +42,7 @@ class EventSockets:
         self._socket = context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
         self._socket.setsockopt(zmq.IPV6, 1)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -92,6 +95,7 @@ class EventSockets:
         try:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RCVHWM, MAX_WAITING)
+            socket.setsockopt(zmq.MAXMSGSIZE, MAX_BATCH_BYTES)
             socket.setsockopt(zmq.IPV6, 1)
             assert self._replay_endpoint is not None
             socket.connect(self._replay_endpoint)

@@ -23,7 +23,7 @@ from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BatchOrder, Position
 from dualmap.workers.kv_events.sockets import EventSockets, NoReplayError
 from dualmap.workers.kv_events.source import EventSource
-from dualmap.workers.kv_events.view_writer import StoreSlowError, ViewWriter
+from dualmap.workers.kv_events.view_writer import MAX_REASON_CHARS, StoreSlowError, ViewWriter
 from dualmap.workers.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,10 @@ class Subscriber:
                 except (NoReplayError, EventsMissedError, StoreUnavailableError, StoreSlowError) as error:
                     await self._fall_back(str(error), drop=False)
                     pause_s = backoff_s(self._failures, first_s=FIRST_PAUSE_S, longest_s=LONGEST_PAUSE_S)
+                except Exception as error:  # no events of one engine may stop it, or make it try at once for ever
+                    log.exception("KV events pool=%s instance=%s", self._pool_name, self._source.instance_id)
+                    pause_s = AMBIGUOUS_PAUSE_S
+                    await self._fall_back(f"{type(error).__name__}: {error}", drop=True)
                 await self._clock.sleep(pause_s)
         finally:
             await self._give_back()
@@ -93,7 +97,8 @@ class Subscriber:
         if worth_logging(self._failures):
             log.warning(
                 "KV events not followed, estimate only pool=%s instance=%s endpoint=%s failures=%d reason=%s",
-                self._pool_name, self._source.instance_id, self._source.endpoint, self._failures, reason,
+                self._pool_name, self._source.instance_id, self._source.endpoint, self._failures,
+                reason[:MAX_REASON_CHARS],
             )  # fmt: skip
         try:
             await self._writer.fall_back(reason, drop=drop)

@@ -77,7 +77,7 @@ class TierHoldings:
         most = min(MAX_BLOCKS, self._sizes[meant] // max(1, block_tokens))
         while len(held) > most:
             lost = next(iter(held))
-            del held[lost]
+            self._drop(meant, lost)
             touched.add(lost)
 
     def remove(self, tier: Tier, names: Iterable[int]) -> None:
@@ -86,13 +86,21 @@ class TierHoldings:
             return
         held, stored, removed = self._held[meant], self._stored[meant], self._removed[meant]
         for name in names:
-            block = held.pop(name, None)
-            if block is None:
+            if name not in held:
                 continue
+            block = self._drop(meant, name)
             self._touched[meant].add(name)
             if block:
                 stored.pop(block, None)
                 removed[block] = None
+
+    def _drop(self, tier: Tier, name: int) -> int:
+        """Drop a name from a tier that has it; return its hash. An engine may announce names that its device never has,
+        so nothing is kept of one that no tier has any more."""
+        block = self._held[tier].pop(name)
+        if not block and not any(name in held for held in self._held.values()):
+            self._nameless.discard(name)
+        return block
 
     def learn(self, name: int, block: int) -> None:
         """Take the hash of a block that the device has stored."""

@@ -28,6 +28,10 @@ UNMATCHED_BLOCKS: Final = 4096
 """Stored blocks, none of which had been booked, that show that prompts are not cut into the engine's blocks."""
 
 
+MAX_REASON_CHARS: Final = 200
+"""A reason may quote what an engine sent."""
+
+
 class StoreSlowError(Exception):
     """The store does not keep up with the events."""
 
@@ -196,7 +200,7 @@ class ViewWriter:
         assert self._fence is not None
         instance_id = self._source.instance_id
         marks = self._pool.kv_events.mark
-        await marks(instance_id, self._fence, status, reason[:200], drop=drop, emptied=emptied)
+        await marks(instance_id, self._fence, status, reason[:MAX_REASON_CHARS], drop=drop, emptied=emptied)
         if drop:
             self.known = False
         if status is not self.status:

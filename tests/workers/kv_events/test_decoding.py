@@ -160,6 +160,9 @@ def test_events_that_are_not_known_are_passed_over() -> None:
         msgpack.packb([1.0, [5]]),
         msgpack.packb([1.0, [{"type": "BlockRemoved"}]]),
         msgpack.packb([1.0, [STORED | {"token_ids": [-1]}]]),
+        msgpack.packb([1.0, [STORED | {"lookahead_token_ids": [1], "extra_keys": [[["a"]], None]}]]),
+        msgpack.packb([float("nan"), []]),
+        msgpack.packb([float("inf"), []]),
         msgpack.packb([1.0, [STORED]]) + b"\x00",
     ],
 )

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.prompts.engine_blocks import encode_extra_keys, engine_chain
+from dualmap.scheduling.values import replaced
 from dualmap.statestore.kv_views import KvChange
+from dualmap.workers.kv_events import engine_view
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
 from dualmap.workers.kv_events.engine_view import UNPLACED_BLOCKS, EngineView
 from dualmap.workers.kv_events.group_holdings import WAITS_BLOCKS, AmbiguousEventsError
@@ -297,6 +299,27 @@ def test_a_model_without_full_attention_is_refused() -> None:
 
     with pytest.raises(AmbiguousEventsError, match="no cache group of full attention"):
         view.apply(Batch(1, 2.0, [states], 0))
+
+
+def test_events_before_any_of_full_attention_are_kept_up_to_a_bound() -> None:
+    engine, view = Hybrid((FULL, 4, 0), (WINDOW, 4, 8)), EngineView()
+    window = engine.store(1, tuple(range(8)), 0)
+    empty = replaced(window, names=(), token_bytes=b"")
+    for number in range(UNPLACED_BLOCKS):
+        view.apply(Batch(number, 2.0, [empty, Removed((), None, 1)], 0))
+
+    assert len(view._unplaced) == 1
+    with pytest.raises(AmbiguousEventsError, match="no cache group of full attention"):
+        view.apply(Batch(UNPLACED_BLOCKS, 2.0, [Removed(range(UNPLACED_BLOCKS + 1), None, 1)], 0))
+
+
+def test_the_blocks_of_all_groups_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_view, "MAX_BLOCKS", 8)
+    engine, view = Hybrid((FULL, 4, 0), (WINDOW, 4, 8)), EngineView()
+    view.apply(Batch(1, 2.0, [engine.store(0, tuple(range(16)), 0), engine.store(1, tuple(range(16)), 0)], 0))
+
+    with pytest.raises(AmbiguousEventsError, match="over 8 blocks"):
+        view.apply(Batch(2, 2.0, [engine.store(1, tuple(range(50, 66)), 0)], 0))
 
 
 @pytest.mark.parametrize("root", ["vllm-none-hash", "0"])

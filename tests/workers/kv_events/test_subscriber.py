@@ -22,8 +22,9 @@ from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
 from dualmap.statestore.pool.changes import Changes
+from dualmap.workers.kv_events import sockets, view_writer
 from dualmap.workers.kv_events import subscriber as subscribing
-from dualmap.workers.kv_events import view_writer
+from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.source import EventSource
 from dualmap.workers.kv_events.subscriber import Subscriber
 from dualmap.workers.kv_events.view_writer import ViewWriter
@@ -482,6 +483,35 @@ async def test_a_batch_that_cannot_be_read_leaves_an_estimate(
         await until(lambda: _says(pool, "cannot be read"))
         engine.store(PROMPT)
         await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+
+async def test_an_error_that_no_rule_names_leaves_an_estimate_with_its_name(
+    pool: PoolStore, publish: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(subscribing, "AMBIGUOUS_PAUSE_S", 0.1)
+    engine = EngineCache(publish(kept_batches=1))
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        with monkeypatch.context() as broken:
+            broken.setattr(EngineView, "apply", lambda *_: dict[str, int]()["x"])
+            engine.publisher.publish([{"type": "AllBlocksCleared"}], 1.0)
+            await until(lambda: _says(pool, "KeyError: 'x'"))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+    assert "instance=a" in caplog.text
+
+
+async def test_a_batch_beyond_all_sizes_leaves_an_estimate(
+    pool: PoolStore, publish: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "MAX_BATCH_BYTES", 10_000)
+    monkeypatch.setattr(sockets, "REPLAY_TIMEOUT_S", 0.2)
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine))
+        engine.publisher.publish([{"type": "BlockRemoved", "block_hashes": [bytes(32)] * 1000}], 1.0)
+        await until(lambda: _says(pool, "does not answer"))
 
 
 class _Flaky:

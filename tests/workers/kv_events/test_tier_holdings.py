@@ -47,6 +47,18 @@ def test_a_name_that_the_device_has_later_counts_then() -> None:
     assert change_of(holdings) == TierChange([150], [], 10)
 
 
+def test_nothing_is_kept_of_names_that_the_device_never_has_once_their_tiers_have_lost_them() -> None:
+    holdings = held_by(host=40, disk=80)
+    for name in range(100, 200):
+        store(holdings, Tier.HOST, name)
+    store(holdings, Tier.DISK, 198, 199)
+    holdings.remove(Tier.HOST, range(100, 200))
+
+    assert holdings._nameless == {198, 199}
+    holdings.learn(199, 7)
+    assert holdings.take_change(BLOCK_TOKENS) == {Tier.DISK: TierChange([7], [], 20)}
+
+
 def test_a_name_that_another_tier_has_is_known() -> None:
     holdings = held_by(host=40, disk=80)
     store(holdings, Tier.DISK, 3)
