@@ -129,8 +129,7 @@ class ListedBodies:
             begin = text_begins(body, name) if name is _PROMPT else items_begin(body, name)
         except UnlistedError:
             return None
-        tenant = "" if request.caller is None else request.caller.tenant.name
-        hashes = ListHashes(body, begin, tenant, request.path)
+        hashes = ListHashes(body, begin, _tenant_of(request), request.path)
         return Listing(hashes.grid[0], name, begin, hashes, [*self._known.find(hashes)])
 
     def forget(self, mark: Mark) -> None:
@@ -256,6 +255,7 @@ class ListedBodies:
             if found.marks:
                 kept = Listed(listing.hashes, found.digest, len(body) - at)
                 found.sent.hashed = partial(self._known.keep, kept, start, found.marks)
+                found.sent.tenant = _tenant_of(request)
             frame.head = frame.head or found.head
         return read
 
@@ -289,6 +289,10 @@ class ListedBodies:
     def _check(self, bound: JsonBound) -> None:
         if bound.values + bound.commas // 10 > self._max_json_values:
             raise UnlistedError("it may be beyond the bounds")
+
+
+def _tenant_of(request: ClientRequest) -> str:
+    return "" if request.caller is None else request.caller.tenant.name
 
 
 def _tail_source(frame: Frame, name: str, path: str, items: bytes, pieces: Sequence[Piece]) -> TokenSource:

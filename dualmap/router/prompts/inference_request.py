@@ -160,6 +160,8 @@ class SentPrompt:
     """Reads the whole of a prompt of which the beginning is known by its blocks alone."""
     hashed: Callable[[HashedText], None] | None = None
     """Is called with the blocks of its text, to keep them for the conversation's next turn."""
+    tenant: str = ""
+    """The tenant for which these are kept."""
 
     @property
     def text_bytes(self) -> int | None:

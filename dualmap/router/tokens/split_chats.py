@@ -13,12 +13,13 @@ with a field that no made-up chat has.
 from __future__ import annotations
 
 import json
-import math
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any, Final
 
@@ -43,7 +44,10 @@ _NOT_SPLIT: Final = TEMPLATE_FIELDS - {"tools", *_COMPARED} | {"add_special_toke
 _TOOLS_ALONE: Final = ("", "with tools")
 """How chats with neither are known, without and with tools."""
 _MAX_RULES: Final = 64
-"""Kinds of chats of a template that are known at once. A client can make new ones as it likes, by its arguments."""
+"""Kinds of chats of a template that are known at once, without those that have neither of ``_COMPARED``, which are few.
+A client can make new ones as it likes, by its arguments."""
+_MAX_RULES_OF_TENANT: Final = 32
+"""Those of them that one tenant may have compared: the rest is left for others."""
 _KEPT_S: Final = 60.0
 """Time in which no more than these are compared."""
 _CONTENTS: Final = ("Hi.", "", " a\n", "\n\nb  ", '{"a": [1, "é"]}', "你好", "x = 1\n\n    y\n")
@@ -119,8 +123,26 @@ class _Split:
     one."""
 
 
-_Rules = Mapping[str, frozenset[_Split]]
-"""The places at which chats may be split, by the role before the split."""
+@value
+class _Rules:
+    """The result of comparing chats of one kind."""
+
+    parts: Mapping[str, _Part]
+    """By the role before the split."""
+    splits: Mapping[str, frozenset[_Split]]
+    """The places at which such chats may be split, by the role before the split."""
+
+
+_NO_RULES: Final = _Rules({}, {})
+
+
+@dataclass(slots=True, eq=False)
+class _Share:
+    """The kinds of chats that were compared for one tenant."""
+
+    kept_until_s: float
+    """Time until which none of them is dropped for another one."""
+    kinds: list[_Compared] = field(default_factory=list)
 
 
 @value
@@ -144,15 +166,15 @@ class SplitChats:
         self._template = template
         self._validated = validated
         self._now_s = now_s
-        self._kept_until_s = -math.inf
-        """Time until which no rule is dropped for another one."""
-        self._parts: dict[str, dict[str, _Part]] = {}
-        """By arguments, and by the role before the split."""
         self._rules: dict[_Compared, _Rules] = {}
+        self._shares: dict[str, _Share] = {}
+        """By tenants, the oldest first. A kind that several tenants send is in the share of one of them."""
+        self._lock = threading.Lock()
+        """Held while rules and shares are changed: several threads compare."""
 
-    def opening(self, body: Mapping[str, Any]) -> tuple[ChatShape, str] | None:
+    def opening(self, body: Mapping[str, Any], *, tenant: str = "") -> tuple[ChatShape, str] | None:
         """The shape of a whole chat, and what the template writes behind its last message; None where nothing may be
-        split behind it. Compares, if need be: that takes 40 to 500 ms."""
+        split behind it. Compares, if need be, in the share of this tenant: that takes 40 to 500 ms."""
         if (key := self._key(body)) is None:
             return None
         messages = body["messages"]
@@ -162,10 +184,8 @@ class SplitChats:
             return None
         shape = ChatShape(messages[-1]["role"], _traits(messages[messages[0]["role"] == "system" :]))
         instructs = {False, not _INSTRUCTIONS.isdisjoint(shape.traits)}
-        rules = [self._rules_of(_Compared(key, shape.traits, behind), body) for behind in instructs]
-        if not any(shape.role in each for each in rules):
-            return None
-        part = self._parts.get(key, {}).get(shape.role)
+        rules = [self._rules_of(_Compared(key, shape.traits, behind), body, tenant) for behind in instructs]
+        part = next((each.parts[shape.role] for each in rules if shape.role in each.splits), None)
         return None if part is None else (shape, part.opening)
 
     def tail(self, body: Mapping[str, Any], before: ChatShape) -> ChatTail | None:
@@ -176,13 +196,12 @@ class SplitChats:
             return None
         behind = _traits(messages)
         traits = before.traits | behind
-        rules = self._rules.get(_Compared(key, traits, not _INSTRUCTIONS.isdisjoint(behind)), {})
+        rules = self._rules.get(_Compared(key, traits, not _INSTRUCTIONS.isdisjoint(behind)), _NO_RULES)
         asks = any(message["role"] == "user" for message in messages)
-        if _Split(messages[0]["role"], asks) not in rules.get(before.role, ()):
+        if _Split(messages[0]["role"], asks) not in rules.splits.get(before.role, ()):
             return None
-        last, parts = messages[-1]["role"], self._parts.get(key, {})
-        part, ends = parts.get(before.role), parts.get(last)
-        rendered = None if part is None else self._behind(part, messages)
+        last = messages[-1]["role"]
+        ends, rendered = rules.parts.get(last), self._behind(rules.parts[before.role], messages)
         if rendered is None or ends is None or not rendered.endswith(ends.opening):
             return None
         return ChatTail(rendered, ends.opening, ChatShape(last, traits))
@@ -231,23 +250,45 @@ class SplitChats:
         assert looks_for is not None
         return any(each in text for each in looks_for)
 
-    def _rules_of(self, compared: _Compared, body: Mapping[str, Any]) -> _Rules:
+    def _rules_of(self, compared: _Compared, body: Mapping[str, Any], tenant: str) -> _Rules:
         """The rules of chats with these traits and the arguments of ``body``; none where too many others are known.
         Compares unless they are known."""
         if (rules := self._rules.get(compared)) is not None:
             return rules
-        if len(self._rules) >= _MAX_RULES:
-            if self._now_s() < self._kept_until_s:
-                return {}
-            self._rules.clear()
-            self._parts.clear()
-        if not self._rules:
-            self._kept_until_s = self._now_s() + _KEPT_S
+        if compared.arguments in _TOOLS_ALONE:
+            rules = self._rules[compared] = self._comparison(compared, body)
+            return rules
+        if (share := self._share_with_room(tenant, compared)) is None:
+            return _NO_RULES
+        rules = self._comparison(compared, body)
+        with self._lock:
+            if self._shares.get(tenant) is share:
+                self._rules[compared] = rules
+        return rules
+
+    def _share_with_room(self, tenant: str, compared: _Compared) -> _Share | None:
+        """The share of a tenant, to which this kind was added; None where it has too many, or all have. Rules that are
+        old enough are dropped for it."""
+        with self._lock:
+            now_s, share = self._now_s(), self._shares.get(tenant)
+            is_full = sum(len(each.kinds) for each in self._shares.values()) >= _MAX_RULES
+            if share is not None and len(share.kinds) >= _MAX_RULES_OF_TENANT:
+                dropped: str | None = tenant
+            else:
+                dropped = next(iter(self._shares)) if is_full else None
+            if dropped is not None:
+                if now_s < self._shares[dropped].kept_until_s:
+                    return None
+                for each in self._shares.pop(dropped).kinds:
+                    self._rules.pop(each, None)
+            share = self._shares.setdefault(tenant, _Share(now_s + _KEPT_S))
+            share.kinds.append(compared)
+            return share
+
+    def _comparison(self, compared: _Compared, body: Mapping[str, Any]) -> _Rules:
         given = {name: body[name] for name in _COMPARED if body.get(name) is not None}
         has_tools = body.get("tools") is not None
-        if (parts := self._parts.get(compared.arguments)) is None:
-            parts = self._parts_of({**given, "tools": [_STANDING_TOOL]} if has_tools else given)
-            self._parts[compared.arguments] = parts
+        parts = self._parts_of({**given, "tools": [_STANDING_TOOL]} if has_tools else given)
         if has_tools:
             given["tools"] = [_tool("one"), _tool("other")]
         firsts = (*_ROLES, *sorted(compared.traits & _INSTRUCTIONS)) if compared.instructs_behind else _ROLES
@@ -257,8 +298,7 @@ class SplitChats:
             )
             for role, part in parts.items()
         }
-        rules = self._rules[compared] = {role: splits for role, splits in found.items() if splits}
-        return rules
+        return _Rules(parts, {role: splits for role, splits in found.items() if splits})
 
     def _parts_of(self, given: Mapping[str, Any]) -> dict[str, _Part]:
         found = {}

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from dualmap.runtime.clock import RealClock
 from dualmap.scheduling.estimates.learned import Learned
 from dualmap.scheduling.prompts.blocks import BlockRule
 from dualmap.scheduling.state.view import ClusterView
+from dualmap.scheduling.tenants.tenant import Tenant
 from tests.router.tokens.tokenizer_files import TEMPLATE
 from tests.support.conversations import CHAT, MESSAGES, NAMES, RESPONSES, TENANT, bodies_of, request_of
 
@@ -113,6 +115,14 @@ REASONING = TEMPLATE.replace(
 """Like Qwen3's: the reasoning before the last question is dropped."""
 DEVELOPERS = TEMPLATE + "{# 'developer' #}"
 """Takes the messages of developers as they are."""
+INSTRUCTED_LAST = DEVELOPERS + "{% if messages[-1].role == 'developer' %}{{ messages | length }}{% endif %}"
+"""Counts the messages of a chat that ends with an instruction."""
+LONG_RULES = DEVELOPERS.replace(
+    "{{ message.content }}",
+    "{% if message.role == 'developer' %}{% if message.content | length < 50 %}{{ raise_exception('no') }}{% endif %}"
+    "{{ loop.index }}{% endif %}{{ message.content }}",
+)
+"""Refuses the instructions that made-up chats have, and numbers longer ones."""
 MARKED = TEMPLATE.replace(
     "{%- for message in messages",
     """{%- set ns = namespace(ruled="") %}
@@ -189,10 +199,10 @@ class Replica:
     def count(self, how: TokenizedHow) -> None:
         self.found.append(how)
 
-    async def read(self, body: bytes, path: str = CHAT) -> tuple[bool, ReadPrompt | None]:
+    async def read(self, body: bytes, path: str = CHAT, *, tenant: Tenant = TENANT) -> tuple[bool, ReadPrompt | None]:
         """Whether it was read, and tokenized, as the continuation of a known chat, and the prompt."""
         try:
-            sent = (await self.known.read(request_of(path, body), "id")).prompt
+            sent = (await self.known.read(request_of(path, body, tenant), "id")).prompt
         except NotFoundError:  # it continues another tenant's response
             return False, None
         if sent is None:
@@ -626,18 +636,46 @@ def test_a_template_that_rewrites_answers_once_a_question_comes_splits_where_non
 
 def test_arguments_that_are_always_others_are_compared_no_more_than_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """To compare takes longer than to render a chat whole, and a client can send what arguments it likes."""
-    monkeypatch.setattr(split_chats, "_MAX_RULES", 3)
+    monkeypatch.setattr(split_chats, "_MAX_RULES", 5)
+    monkeypatch.setattr(split_chats, "_MAX_RULES_OF_TENANT", 3)
     now_s = 0.0
     splits = SplitChats(ChatTemplate(TEMPLATE, {}, {}), now_s=lambda: now_s)
+    messages = [{"role": "user", "content": "a"}]
 
-    def is_split(number: int) -> bool:
-        messages = [{"role": "user", "content": "a"}]
-        return splits.opening({"messages": messages, "chat_template_kwargs": {"x": number}}) is not None
+    def is_split(number: int, tenant: str = "one") -> bool:
+        body = {"messages": messages, "chat_template_kwargs": {"x": number}}
+        return splits.opening(body, tenant=tenant) is not None
 
     assert [is_split(number) for number in range(5)] == [True, True, True, False, False]
     assert is_split(0)
+    now_s = 30.0
+    assert [is_split(number, "two") for number in (0, 10, 11, 12)] == [True, True, True, False], "others have room left"
+    assert splits.opening({"messages": messages}, tenant="one") is not None, "chats without arguments are few"
     now_s = 61.0
     assert [is_split(number) for number in range(4, 8)] == [True, True, True, False]
+    assert [is_split(number, "two") for number in (10, 11, 12)] == [True, True, False], "each is kept for its time"
+    now_s = 91.0
+    assert is_split(12, "three")
+    assert splits.opening({"messages": messages}) is not None
+
+
+async def test_kinds_of_chats_that_one_tenant_has_compared_leave_room_for_those_of_others(
+    encoder: CountingEncoder, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_chats, "_MAX_RULES_OF_TENANT", 1)
+    replica = Replica(encoder, TEMPLATE, threads)
+
+    async def continues(number: int, tenant: Tenant) -> bool:
+        """Whether a second turn, with these arguments, continues from the first."""
+        for steps in (8, 9):
+            body = json.dumps(
+                {**json.loads(agent(steps)), "chat_template_kwargs": {"x": number}}, separators=(",", ":")
+            )
+            continued, _ = await replica.read(body.encode(), tenant=tenant)
+        return continued
+
+    assert [await continues(number, TENANT) for number in (1, 2)] == [True, False]
+    assert await continues(3, replace(TENANT, name="other"))
 
 
 def test_a_template_for_which_instructions_before_the_split_count_splits_chats_without_any_alone() -> None:
@@ -650,4 +688,27 @@ def test_a_template_for_which_instructions_before_the_split_count_splits_chats_w
     assert splits.tail({"messages": [answer, question]}, ChatShape("user", frozenset({"developer"}))) is None
 
 
+def test_chats_that_end_with_an_instruction_say_nothing_of_those_that_go_on_behind_it() -> None:
+    """They are never split: a template may treat a last instruction as it likes."""
+    splits = SplitChats(ChatTemplate(INSTRUCTED_LAST, {}, {}))
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "a"}, *STEP]
+    behind = [{"role": "developer", "content": "rules"}, *STEP]
+
+    assert splits.opening({"messages": [*chat, *behind]}) is not None
+    assert splits.tail({"messages": behind}, ChatShape("tool")) is not None
+
+
+def test_chats_without_an_instruction_behind_the_split_say_nothing_of_those_with_one() -> None:
+    splits = SplitChats(ChatTemplate(LONG_RULES, {}, {}))
+    chat: list[dict[str, Any]] = [{"role": "user", "content": "a"}, *STEP]
+    behind = [*STEP, {"role": "developer", "content": "rules " * 20}, *STEP]
+
+    splits.opening({"messages": [*chat, *behind]})
+    assert splits.tail({"messages": behind}, ChatShape("tool")) is None
+
+
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+STEP = (
+    {"role": "assistant", "content": "b", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c", "content": "d"},
+)
