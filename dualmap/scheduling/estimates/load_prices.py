@@ -12,7 +12,6 @@ with the reason named.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -35,8 +34,11 @@ ERROR_S, ERROR_SHARE = 0.005, 0.1
 """Usual error of a busy time, a constant and a share of it."""
 KEEP: Final = 0.9
 """Share of a former reading's weight that remains at each new one: about ten are remembered."""
-MOST_TOKEN_S: Final = 0.01
-"""A token that takes longer to load is not believed: even a thousandth of it is slow to compute."""
+MOST_TOKEN_S, LEAST_TOKEN_S = 0.01, 1e-9
+"""A token that takes longer to load is not believed: even a thousandth of it is slow to compute. Nor is one that takes
+less: a kilobyte, which is little for a token, at a terabyte a second."""
+MOST_COUNTED: Final = 1e15
+"""A counter above is not believed: a thousand tokens each microsecond, for ten days."""
 
 
 @value
@@ -50,7 +52,7 @@ class LoadReading:
 
     @property
     def is_sound(self) -> bool:
-        return all(math.isfinite(each) and each >= 0 for each in (self.tokens, self.busy_s, self.loads))
+        return all(0 <= each <= MOST_COUNTED for each in (self.tokens, self.busy_s, self.loads))
 
     def since(self, former: LoadReading) -> LoadReading | None:
         """The counts since an earlier reading; None where a counter went back."""
@@ -95,13 +97,13 @@ class MeasuredPrice:
     def read(self, reading: LoadReading) -> None:
         """Learn from the counters as they are now."""
         if not reading.is_sound:
-            self.reason = "its counters of loads are no numbers"
+            self.reason = "its counters of loads are no numbers that can be"
             return
         former, self._former = self._former, reading
         grown = None if former is None else reading.since(former)
         if grown is None or not grown.tokens:
             return
-        if not 0 < grown.busy_s <= MOST_TOKEN_S * grown.tokens:
+        if not LEAST_TOKEN_S * grown.tokens <= grown.busy_s <= MOST_TOKEN_S * grown.tokens:
             self.reason = f"it reports {grown.busy_s:g} s for loads of {grown.tokens:g} tokens"
             return
         self.reason, self.is_measured = "", True

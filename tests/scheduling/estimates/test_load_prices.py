@@ -76,6 +76,9 @@ def test_counters_that_went_back_are_those_of_another_engine() -> None:
     [
         (LoadReading(2e6, 0.0, 9.0), "0 s for loads of"),
         (LoadReading(1010.0, 9e9), "s for loads of 1010 tokens"),
+        (LoadReading(1e6, 1e-9), "1e-09 s for loads of 1e+06 tokens"),
+        (LoadReading(1e300, 1e297), "no numbers that can be"),
+        (LoadReading(1e6, 1.0, 1e200), "no numbers that can be"),
         (LoadReading(math.nan, 1.0), "no numbers"),
         (LoadReading(1e6, math.inf), "no numbers"),
         (LoadReading(-5.0, 1.0), "no numbers"),
