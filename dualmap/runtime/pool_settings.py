@@ -197,7 +197,7 @@ class KvEventSettings(BaseModel):
 
 
 class KvTierSettings(BaseModel):
-    """Sizes of the tiers that each instance keeps KV blocks in behind its device, in tokens."""
+    """Sizes of the tiers that keep KV blocks behind the devices of instances, in tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -206,7 +206,8 @@ class KvTierSettings(BaseModel):
     )
     disk_tokens: KvCapacity | None = Field(None, description="a disk of the instance's own (none: none)")
     pool_tokens: KvCapacity | None = Field(
-        None, description="part of a shared store for each instance: LMCache's remote, AscendStore (none: none)"
+        None,
+        description="a store that all instances share, its whole size: LMCache's remote, AscendStore (none: none)",
     )
 
     @property
