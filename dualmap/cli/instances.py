@@ -210,21 +210,29 @@ def troubles(instances: list[dict[str, Any]]) -> list[str]:
 def tiers(instances: list[dict[str, Any]]) -> list[str]:
     """The tiers of instances, and their part in pulls, with their prices, a line for each instance that has some."""
     listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
-    known = [(each["id"], [*map(_tier, each.get("tiers") or ()), *_pulls(each.get("pulls"))]) for each in listed]
+    known = [(each["id"], [*_tiers(each), *_pulls(each)]) for each in listed]
     return [f"{name}: {', '.join(parts)}" for name, parts in known if parts]
 
 
-def _tier(each: dict[str, Any]) -> str:
-    default = f" (default: {each['reason']})" if each.get("reason") else ""
-    return f"{each['tier']} of {each['tokens']:,} tokens, {_price(each['price'])}{default}"
+def _tiers(instance: dict[str, Any]) -> list[str]:
+    listed = [f"{each['tier']} of {each['tokens']:,} tokens, {_price(each)}" for each in instance.get("tiers") or ()]
+    unused = instance.get("unused_tiers")  # a router of another version may not know it, nor what pulls lack
+    return [*listed, f"which placements leave out: {unused}"] if unused else listed
 
 
-def _pulls(end: dict[str, Any] | None) -> list[str]:
-    return [] if end is None else [f"pulls at {end['host']}:{end['port']}, {_price(end['price'])}"]
+def _pulls(instance: dict[str, Any]) -> list[str]:
+    end, why_none = instance.get("pulls"), instance.get("no_pulls")
+    if end is None:
+        return [f"no pulls: {why_none}"] if why_none else []
+    fails = ", fails a request whose pull is lost" if end.get("fails_requests") else ""
+    return [f"pulls at {end['host']}:{end['port']}, {_price(end)}{fails}"]
 
 
-def _price(price: dict[str, float]) -> str:
-    return f"{1000 * price['start_s']:.3g} ms + {1e6 * price['token_s']:.3g} µs a token"
+def _price(priced: dict[str, Any]) -> str:
+    """The price of loads from a tier, or of pulls, and why it is a default."""
+    price, reason = priced["price"], priced.get("reason")
+    default = f" (default: {reason})" if reason else ""
+    return f"{1000 * price['start_s']:.3g} ms + {1e6 * price['token_s']:.3g} µs a token{default}"
 
 
 def _models(models: dict[str, str] | None) -> str:

@@ -22,6 +22,7 @@ LIMITS_FROM: Final = (0, 32)
 """The first version of vLLM whose offloading loads no more than ``max_load_tokens`` says."""
 PUBLISHED_SHARE: Final = 0.05
 """A smaller change of a price is not published."""
+UNKNOWN_PLACE: Final = "neither /server_info nor pools.pulls say where it serves pulls and what a failure does"
 TYPICAL_TOKENS: Final = 8192
 """Length of a load by which prices are compared."""
 CONCURRENCY: Final = 16
@@ -45,7 +46,8 @@ class TierKeeper:
         self._natives: dict[str, bool] = {}
         """Whether its tiers are those of vLLM's own offloading: others know no limits."""
         self._places: dict[str, PullPlace | None] = {}
-        """Where others pull from each instance that was asked; None: nowhere, as something is unknown."""
+        """Where others pull from each instance that was asked; None: nowhere, as something is unknown. It is asked at
+        every reading: it may be started again with other flags."""
         self._pulls: dict[str, MeasuredPrice] = {}
 
     async def tick(self) -> None:
@@ -69,10 +71,9 @@ class TierKeeper:
     async def _read(self, spec: InstanceSpec, slots: asyncio.Semaphore) -> None:
         async with slots:
             try:
-                if spec.instance_id not in self._limits:
-                    version = await self._prober.version(spec.url)
-                    if version is not None:
-                        self._limits[spec.instance_id] = takes_limits(version)
+                version = await self._prober.version(spec.url)
+                if version is not None:
+                    self._limits[spec.instance_id] = takes_limits(version)
                 report = await self._prober.loads(spec.url, spec.data_parallel_rank) if self._sizes else None
                 if self._context.settings.pulls.enabled:
                     await self._read_pulls(spec)
@@ -85,26 +86,33 @@ class TierKeeper:
     async def _read_pulls(self, spec: InstanceSpec) -> None:
         """Raises NotSentError."""
         name = spec.instance_id
-        if name not in self._places:
-            info = await self._prober.server_info(spec.url)
-            place = self._places[name] = pull_place_of(info, spec, self._context.settings.pulls)
-            if place is None:
-                log.warning(
-                    "nothing is pulled to or from this instance pool=%s instance=%s reason=%s",
-                    self._context.pool.name,
-                    name,
-                    "neither /server_info nor pools.pulls say where it serves pulls and what a failure does",
-                )
-            elif place.fails_requests:
-                log.warning(
-                    "the engine fails a request whose pull is lost, and the router sends it once more: start it with"
-                    " kv_load_failure_policy recompute pool=%s instance=%s",
-                    self._context.pool.name,
-                    name,
-                )
+        info = await self._prober.server_info(spec.url)
+        former, place = self._places.get(name), pull_place_of(info, spec, self._context.settings.pulls)
+        if info is None and place is None and former is not None:
+            place = former  # it has answered before, and does not at present
+        if name not in self._places or place != former:
+            self._places[name] = place
+            self._warn_of(name, place)
         reading = await self._prober.pulls(spec.url, spec.data_parallel_rank)
         if reading is not None:
             self._pulls.setdefault(name, MeasuredPrice(None)).read(reading)
+
+    def _warn_of(self, name: str, place: PullPlace | None) -> None:
+        """Log what keeps an instance from pulls, or what a lost pull costs there."""
+        if place is None:
+            log.warning(
+                "nothing is pulled to or from this instance pool=%s instance=%s reason=%s",
+                self._context.pool.name,
+                name,
+                UNKNOWN_PLACE,
+            )
+        elif place.fails_requests:
+            log.warning(
+                "the engine fails a request whose pull is lost, and the router sends it once more: start it with"
+                " kv_load_failure_policy recompute pool=%s instance=%s",
+                self._context.pool.name,
+                name,
+            )
 
     def _learn(self, instance_id: str, readings: Mapping[Tier, LoadReading]) -> None:
         prices = self._prices.setdefault(instance_id, {tier: MeasuredPrice(tier) for tier in self._sizes})
@@ -133,14 +141,16 @@ class TierKeeper:
         known = [(tier, tokens, prices.get(tier, MeasuredPrice(tier))) for tier, tokens in self._sizes.items()]
         tiers = [InstanceTier(tier, tokens, each.price, each.why_prior) for tier, tokens, each in known]
         limits = self._limits.get(instance_id, False) and self._natives.get(instance_id, not self._sizes)
-        return InstanceTiers(tuple(tiers), limits, self._pull_end(instance_id))
+        is_unknown = instance_id in self._places and self._places[instance_id] is None
+        return InstanceTiers(tuple(tiers), limits, self._pull_end(instance_id), UNKNOWN_PLACE if is_unknown else "")
 
     def _pull_end(self, instance_id: str) -> PullEnd | None:
         place = self._places.get(instance_id)
         if place is None:
             return None
-        price = self._pulls.get(instance_id, MeasuredPrice(None)).price
-        return PullEnd(place.host, place.port, place.layout, price)
+        measured = self._pulls.get(instance_id, MeasuredPrice(None))
+        price, reason = measured.price, measured.why_prior
+        return PullEnd(place.host, place.port, place.layout, price, reason, fails_requests=place.fails_requests)
 
 
 def takes_limits(version: str) -> bool:
@@ -150,14 +160,14 @@ def takes_limits(version: str) -> bool:
     return found is not None and tuple(map(int, found.groups())) >= LIMITS_FROM
 
 
-def _place_of(tiers: InstanceTiers) -> tuple[str, int, str] | None:
+def _place_of(tiers: InstanceTiers) -> tuple[object, ...] | None:
     end = tiers.pulls
-    return None if end is None else (end.host, end.port, end.layout)
+    return None if end is None else (end.host, end.port, end.layout, end.reason, end.fails_requests)
 
 
 def _differs(former: InstanceTiers | None, now: InstanceTiers) -> bool:
     """Whether placements are to know the newer description."""
-    if former is None or former.takes_limits != now.takes_limits:
+    if former is None or (former.takes_limits, former.no_pulls) != (now.takes_limits, now.no_pulls):
         return True
     sizes = [[(each.tier, each.tokens, each.reason) for each in tiers.tiers] for tiers in (former, now)]
     if sizes[0] != sizes[1]:

@@ -181,6 +181,18 @@ async def test_nothing_is_pulled_where_it_cannot_be(pool: PoolStore, why: str) -
     assert (reply.chosen.uncached_tokens, (await pool.loads())["b"].loading_ms) == (601, 0)
 
 
+async def test_a_part_in_pulls_is_described_and_so_is_why_there_is_none(pool: PoolStore) -> None:
+    end = PullEnd("host-a", 5710, "x", PRICE, "nothing was loaded yet", fails_requests=True)
+    part, none = InstanceTiers(pulls=end), InstanceTiers(no_pulls="its place is unknown")
+    for name, tiers in (("a", part), ("b", none)):
+        await pool.members.put_instance(instance(name))
+        await pool.tiers.describe(name, tiers)
+
+    assert await pool.tiers.described() == {"a": part, "b": none}
+    await has_prompt(pool, "a")
+    assert (await pair(pool, "r")).chosen.loads.source is None
+
+
 @pytest.mark.parametrize("state", [InstanceState.DRAINING, InstanceState.STANDBY])
 async def test_an_instance_that_leaves_is_pulled_from(pool: PoolStore, state: InstanceState) -> None:
     for name in ("a", "b"):

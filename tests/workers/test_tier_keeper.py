@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import httpx
+import orjson
 import pytest
 
 from dualmap.runtime.pool_settings import KvTierSettings, PoolSettings, PullSettings
@@ -168,5 +169,39 @@ async def test_an_instance_that_does_not_say_where_it_serves_pulls_takes_no_part
     async with Prober(timeout_s=30) as prober:
         await (await keeper_of(pool, prober, SIZES, PullSettings(enabled=True))).tick()
 
-    assert (await described(pool)).pulls is None
+    tiers = await described(pool)
+    assert tiers.pulls is None
+    assert "neither /server_info nor pools.pulls" in tiers.no_pulls
     assert "nothing is pulled to or from this instance" in caplog.text
+
+
+class Told(Prober):
+    """A prober of a server that answers ``/server_info`` as a test says."""
+
+    info: bytes | None = None
+
+    async def server_info(self, url: str) -> bytes | None:
+        return self.info
+
+
+def told(policy: str, port: int = 5710) -> bytes:
+    tiers = {"secondary_tiers": [{"type": "p2p", "port": port}]}
+    transfer = {"kv_load_failure_policy": policy, "kv_connector_extra_config": tiers}
+    return orjson.dumps({"vllm_config": {"kv_transfer_config": transfer}})
+
+
+async def test_an_instance_that_was_started_with_other_flags_is_described_by_these(
+    pool: PoolStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    seen = []
+    async with Told(timeout_s=5) as prober:
+        keeper = await keeper_of(pool, prober, KvTierSettings(), PullSettings(enabled=True))
+        for prober.info in (None, told("fail"), None, told("recompute", 5711)):
+            await keeper.tick()
+            tiers = await described(pool)
+            end = tiers.pulls
+            seen.append((bool(tiers.no_pulls), None if end is None else (end.port, end.fails_requests)))
+
+    assert seen == [(True, None), (False, (5710, True)), (False, (5710, True)), (False, (5711, False))]
+    assert caplog.text.count("kv_load_failure_policy recompute") == 1

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
 REMOVE_POLL_S = 0.2
+SEVERAL_GROUPS = "its model has several cache groups, and it is not known which of them a tier, or a source, has"
 STATE_RACES = 5
 """Tries of a change of state before concurrent changes are reported as a conflict."""
 
@@ -106,9 +107,12 @@ class Instance(BaseModel):
     )
     pulls: dict[str, Any] | None = Field(
         None,
-        description="where others pull from its prefix cache: host, port, layout, and the price of a pull to it; null"
-        " where it takes no part",
+        description="where others pull from its prefix cache: host, port, layout, the price of a pull to it, with the"
+        " reason where that is a default, and whether its engine fails a request whose pull is lost (fails_requests);"
+        " null where it takes no part",
     )
+    no_pulls: str | None = Field(None, description="why it takes no part, where its pool has pulls")
+    unused_tiers: str | None = Field(None, description="why placements expect nothing of its tiers, where it has some")
     load: dict[str, Any] | None = Field(None, description="null until the store has one")
     warning: str | None = Field(None, description="what is taken, but hardly meant")
 
@@ -319,6 +323,11 @@ def _instance(
     if tiers is not None:
         fields["tiers"] = [asdict(each) for each in tiers.tiers] or None
         fields["pulls"] = None if tiers.pulls is None else asdict(tiers.pulls)
+        fields["no_pulls"] = tiers.no_pulls or None
+        if load is not None and load.hit_step_tokens:
+            fields["unused_tiers"] = SEVERAL_GROUPS if tiers.tiers else None
+            if tiers.pulls is not None:
+                fields |= {"pulls": None, "no_pulls": SEVERAL_GROUPS}
     if view is not None:
         fields |= {"kv_view": view.status.value, "kv_view_reason": view.reason or None}
     if note is not None:

@@ -11,6 +11,7 @@ from dualmap.scheduling.placing.placement import SearchCourse
 from dualmap.scheduling.request.machine import ON_AN_INSTANCE, RequestMachine
 from dualmap.scheduling.request.outcome import ANSWERED
 from dualmap.scheduling.state.legs import Leg
+from dualmap.scheduling.state.tier_load import NO_LOAD
 
 _PREFILL: Final = Leg.PREFILL
 
@@ -45,7 +46,7 @@ def count_end(machine: RequestMachine, metrics: PoolMetrics) -> None:
     assert ended_s is not None
     metrics.in_flight.value -= 1
     metrics.outcomes[outcome].value += 1
-    if machine.placed is not None and (loads := machine.placed.reply.chosen.loads).in_tiers and chain is not None:
+    if machine.placed is not None and (loads := machine.placed.reply.chosen.loads) is not NO_LOAD and chain is not None:
         metrics.count_tiers(loads, chain.block_tokens)
     if outcome in ANSWERED and chain is not None:
         metrics.count_answer(ended_s, machine.first_token_s, None if usage is None else usage.output_tokens)

@@ -216,6 +216,8 @@ class PoolMetrics:
         for tier, loaded, computed in loads.by_tier:
             self._tier_tokens.labels(self._pool, tier, "loaded").inc(loaded * block_tokens)
             self._tier_tokens.labels(self._pool, tier, "computed").inc(computed * block_tokens)
+        if loads.source is not None:
+            self._tier_tokens.labels(self._pool, "peer", "pulled").inc(loads.source.tokens)
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
         """Compare the cached tokens of one answer with usage. vLLM reports none where nothing was cached: that is 0,
@@ -340,7 +342,7 @@ class RouterMetrics:
         )  # fmt: skip
         self.tier_tokens = make.counter(
             "dualmap_tier_tokens",
-            "Prompt tokens that tiers of the chosen instance had: loaded, or computed as that cost less",
+            "Prompt tokens in tiers of the chosen instance: loaded, computed as that cost less, or pulled from a peer",
             "pool", "tier", "by",
         )  # fmt: skip
         self.cached_error_tokens = make.histogram(

@@ -70,6 +70,10 @@ class PullEnd:
     """The form in which it keeps blocks: both ends of a pull must have the same."""
     price: LoadPrice
     """The time of a pull to it over idle links."""
+    reason: str = ""
+    """Why the price is a default, in words; empty where it is measured."""
+    fails_requests: bool = False
+    """Its engine fails a request whose pull is lost, in place of computing the prompt."""
 
 
 @value
@@ -82,6 +86,8 @@ class InstanceTiers:
     its tiers have, whatever that costs."""
     pulls: PullEnd | None = None
     """None: nothing is pulled to it or from it."""
+    no_pulls: str = ""
+    """Why that is so where the pool has pulls, in words."""
 
 
 def load_time_s(start_s: float, token_s: float, tokens: int) -> float:

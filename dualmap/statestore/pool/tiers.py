@@ -48,7 +48,7 @@ class InstanceTierBooks(Changes):
         if record is None:
             return False
         commands: list[Command] = [("HSET", keys.instance_tiers, instance_id, text)]
-        if not tiers.tiers and tiers.pulls is None:
+        if not tiers.tiers and tiers.pulls is None and not tiers.no_pulls:
             commands = [("HDEL", keys.instance_tiers, instance_id)]
         number = len(tiers.tiers) or int(tiers.pulls is not None)
         await self._make(Change(commands, fence=fence, instances={instance_id: {"tiers": number}}))
@@ -108,7 +108,10 @@ def _text_of(instance_id: str, tiers: InstanceTiers) -> bytes:
     text: dict[str, Any] = {"limits": tiers.takes_limits, "tiers": described}
     if (end := tiers.pulls) is not None:
         place = {"host": end.host, "port": end.port, "layout": end.layout}
-        text["pull"] = place | {"start_s": end.price.start_s, "token_s": end.price.token_s}
+        price = {"start_s": end.price.start_s, "token_s": end.price.token_s, "reason": end.reason}
+        text["pull"] = place | price | {"fails": end.fails_requests}
+    if tiers.no_pulls:
+        text["no_pulls"] = tiers.no_pulls
     return orjson.dumps(text)
 
 
@@ -125,9 +128,10 @@ def tiers_from(text: bytes) -> InstanceTiers:
         for each in described["tiers"]
     ]
     pulls = None if (pull := described.get("pull")) is None else _pull_end_from(pull)
-    return InstanceTiers(tuple(tiers), bool(described["limits"]), pulls)
+    return InstanceTiers(tuple(tiers), bool(described["limits"]), pulls, str(described.get("no_pulls", "")))
 
 
 def _pull_end_from(pull: Mapping[str, Any]) -> PullEnd:
     price = LoadPrice(pull["start_s"], pull["token_s"])
-    return PullEnd(str(pull["host"]), int(pull["port"]), str(pull["layout"]), price)
+    place = str(pull["host"]), int(pull["port"]), str(pull["layout"])
+    return PullEnd(*place, price, pull.get("reason", ""), fails_requests=bool(pull.get("fails")))

@@ -12,9 +12,10 @@ import pytest
 from dualmap.cli.instances import troubles
 from dualmap.router.http.asgi_bridge import CLIENT_NAME
 from dualmap.router.serving.app import create_app
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.request.outcome import Outcome
 from dualmap.scheduling.state.instance import InstanceState
-from dualmap.statestore.kv_views import KvViewStatus
+from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from tests.router import tools
 
 
@@ -49,6 +50,35 @@ async def test_each_instance_is_listed_with_how_its_cache_is_known(
         ("estimate", "a group of a kind"),
     ]
     assert troubles(listed) == ["b: its cache is known as estimate: a group of a kind"]
+
+
+async def test_an_instance_is_listed_with_its_part_in_pulls_or_why_it_has_none(
+    start_runtime: Any, client_of: Any, store: Any
+) -> None:
+    client = client_of(await start_runtime(instances=(tools.spec("a"), tools.spec("b"), tools.spec("c"))))
+    pool = store.pool("default")
+    host = InstanceTier(Tier.HOST, 1000, LoadPrice(0.0, 1e-6))
+    end = PullEnd("10.0.0.7", 5710, "x", LoadPrice(0.03, 2e-5), "nothing was loaded yet", fails_requests=True)
+    for name, tiers in (
+        ("a", InstanceTiers(pulls=end)),
+        ("b", InstanceTiers(no_pulls="its place is unknown")),
+        ("c", InstanceTiers((host,), pulls=end)),
+    ):
+        await pool.tiers.describe(name, tiers)
+    await pool.kv_events.renew_subscriber("worker", 60_000)
+    claim = await pool.kv_events.claim("c", "worker")
+    await pool.kv_events.apply("c", claim.fence, KvChange(0, 1.0, hit_step_tokens=100))
+
+    a, b, c = (await client.get("/admin/instances")).json()["instances"]
+
+    assert (a["pulls"]["port"], a["pulls"]["reason"], a["pulls"]["fails_requests"]) == (
+        5710,
+        "nothing was loaded yet",
+        True,
+    )
+    assert (a["no_pulls"], b["pulls"], b["no_pulls"]) == (None, None, "its place is unknown")
+    assert c["pulls"] is None
+    assert "several cache groups" in c["no_pulls"] == c["unused_tiers"]
 
 
 async def test_a_taken_id_and_an_unknown_one_are_told_apart(start_runtime: Any, client_of: Any) -> None:

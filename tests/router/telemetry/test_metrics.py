@@ -10,10 +10,12 @@ from prometheus_client import REGISTRY, generate_latest
 
 from dualmap.router.errors import ReplicaFullError
 from dualmap.router.telemetry.metrics import RouterMetrics, measured
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
 from dualmap.scheduling.request.release import Release
+from dualmap.scheduling.settings import SchedulingSettings
+from dualmap.scheduling.state.instance import InstanceState
 from dualmap.statestore.errors import StoreUnavailableError
 from tests.router import tools
 from tests.support.manual_clock import settle
@@ -77,6 +79,27 @@ async def test_what_tiers_had_is_counted_by_what_the_prices_decided(start_runtim
 
     assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="loaded") == (93 - 16) * 16.0
     assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="computed") == (93 - 16) * 16.0
+
+
+@pytest.mark.parametrize("scheduling", [SchedulingSettings(policy="dualmap-least-cost", block_tokens=16)])
+async def test_what_is_pulled_is_counted(start_runtime: Any, store: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"), tools.spec("b")))
+    for name in ("a", "b"):
+        end = PullEnd(name, 5710, "x", LoadPrice(0.0, 1e-6))
+        await store.pool("default").tiers.describe(name, InstanceTiers(pulls=end))
+    first = await runtime.intake.place(tools.request("x" * 6000))
+    first.first_token()
+    first.finish(Outcome.COMPLETED)
+    await settle()
+    await store.pool("default").members.set_instance_state(first.machine.instance_id, InstanceState.DRAINING)
+    asked = tools.request("x" * 6000)
+    asked.may_pull = True
+    request = await runtime.intake.place(asked)
+    request.first_token()
+    request.finish(Outcome.COMPLETED)
+
+    assert request.machine.instance_id != first.machine.instance_id
+    assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="peer", by="pulled") == 93 * 16.0
 
 
 async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:
