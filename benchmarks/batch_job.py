@@ -4,9 +4,10 @@
 
 A fleet of two routers, two workers and four emulated instances answers a file of so many lines, of so many bytes
 together. With ``--kill-every`` a router, a worker, an instance and the store are killed in turn (SIGKILL), at that
-interval in seconds: ``dualmap up`` starts the first three again, this program the store, which writes every change to
-disk before it answers. At the end each line must be in the files of answers and errors once, with the answer that
-belongs to it: the id of its request, the length of its prompt and that of its answer all depend on the line.
+interval in seconds, or once a line was answered since the last kill where that takes longer: ``dualmap up`` starts the
+first three again, this program the store, which writes every change to disk before it answers. At the end each line
+must be in the files of answers and errors once, with the answer that belongs to it: the id of its request, the length
+of its prompt and that of its answer all depend on the line.
 
 Without kills the memory of each router and worker is read twice a second (its resident set). It is *flat* where no
 process has more than ``--most-growth-mb`` above what it had when the first tenth of the lines was answered; what the
@@ -229,9 +230,11 @@ class Killer:
         self._kinds = cycle(("router", "worker", "instance", "store"))
         self._due_s = time.monotonic() + every_s
         self.killed: dict[str, int] = {}
+        self._done = -1
 
-    def look(self) -> None:
-        if not self._every_s or time.monotonic() < self._due_s:
+    def look(self, done: int) -> None:
+        """Kill what is next, if it is time, and if more lines are done than at the last kill."""
+        if not self._every_s or time.monotonic() < self._due_s or done <= self._done:
             return
         kind = next(self._kinds)
         if kind == "store":
@@ -245,6 +248,7 @@ class Killer:
             except ProcessLookupError:
                 return  # it is being started again
         self.killed[kind] = self.killed.get(kind, 0) + 1
+        self._done = done
         self._due_s = time.monotonic() + self._every_s
 
 
@@ -305,11 +309,11 @@ def follow(arguments: argparse.Namespace, folder: Path, fleet: FleetProcess, sto
     new = {"input_file_id": file_id, "endpoint": PATH, "completion_window": "24h"}
     batch = client.call("POST", "/v1/batches", json.dumps(new).encode())
     killer = Killer(fleet, store, arguments.kill_every, arguments.seed)
-    began_s, shown = time.monotonic(), 0
+    began_s, shown, done = time.monotonic(), 0, 0
     most_store_bytes = 0
     while batch["status"] not in ("completed", "failed", "expired", "cancelled"):
         time.sleep(LOOKED_AT_EVERY_S)
-        killer.look()
+        killer.look(done)
         batch = client.call("GET", f"/v1/batches/{batch['id']}")
         done = batch["request_counts"]["completed"] + batch["request_counts"]["failed"]
         memory.samples.append((done / arguments.lines, resident_mb(fleet)))

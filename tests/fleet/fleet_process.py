@@ -31,7 +31,7 @@ QUICK = (
 """Options with short leases, so that what follows a crash is seen soon."""
 
 
-def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s: float = 60.0) -> T:
+def until(probe: Callable[[], T | Literal[False] | None], what: str, deadline_s: float = 90.0) -> T:
     """The first truthy result of ``probe``, which is called again and again, less often the longer it takes: a probe
     costs the processes that it reads. Fails with ``what`` when none comes."""
     end_s, pause_s = time.monotonic() + deadline_s, 0.02

@@ -7,15 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.timeout(600)
 def test_each_line_is_answered_once_while_everything_is_killed_in_turn() -> None:
     command = [sys.executable, "-m", "benchmarks.batch_job", "--lines", "2000", "--kill-every", "1.5"]
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT) as job:
         try:
-            said, _ = job.communicate(timeout=150)
+            said, _ = job.communicate(timeout=540)
         finally:
             # Stopped like this where it is late, so that it stops the fleet that it started.
             job.send_signal(signal.SIGINT)

@@ -25,7 +25,7 @@ from tests.support.fork_servers import ForkedCommand, start_command
 from tests.support.helm_chart import Manifest, Values, manifests, named, of_kind
 from tests.support.kubernetes_cluster import Cluster, asgi
 
-WITHIN_S = 60.0
+WITHIN_S = 120.0
 
 
 def free_ports(count: int) -> list[int]:

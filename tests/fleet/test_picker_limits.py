@@ -47,7 +47,8 @@ class Gateway:
 
     @property
     def heads(self) -> list[bytes]:
-        return [head for each in self.instances for head in each.heads]
+        """Heads of what Envoy sent: on a slow machine the fleet's own worker may ask for a token, too."""
+        return [head for each in self.instances for head in each.heads if b"\r\nhost: gateway\r\n" in head]
 
     @property
     def waiting(self) -> int:
@@ -164,7 +165,7 @@ async def test_more_requests_than_envoy_allows_by_default_are_all_placed_and_all
         assert without_key == [(401, "")] * 20
         assert Counter(status for status, _ in answers) == {200: BEYOND_DEFAULTS}
         assert "" not in {instance for _, instance in answers}, "a picker placed each"
-        assert all(b"x-gateway-destination-endpoint: " in head for head in under_load.heads)
+        assert [head for head in under_load.heads if b"x-gateway-destination-endpoint: " not in head] == []
         assert len(under_load.heads) == BEYOND_DEFAULTS
 
 

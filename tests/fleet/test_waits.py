@@ -19,7 +19,7 @@ TENANTS = [
     {"name": "acme", "priority_class": "batch", "keys": [{"name": "ci", "key": "acme-secret"}]},
 ]
 OPTIONS = (
-    *(*QUICK, "--instances", "1", "--replicas", "2", "--workers", "1", "--time-scale", "4"),
+    *(*QUICK, "--instances", "1", "--replicas", "2", "--workers", "1", "--time-scale", "1"),
     *("--tenants", json.dumps(TENANTS), "--scheduling.classes", json.dumps(CLASSES)),
 )
 OVERTAKING = 5
