@@ -321,6 +321,15 @@ async def test_loads_of_one_moment_have_hits_only_where_a_chain_is_observed(pool
     assert replace(observed, hit_blocks=0) == without == again
 
 
+async def test_the_loads_of_named_instances_are_those_among_all_loads(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await pool.members.put_instance(instance(name))
+    await place(pool, "one", chain=CHAIN)
+
+    assert await pool.loads_of("b", "a", "unknown") == await pool.loads()
+    assert await pool.loads_of("b") == {"b": (await pool.loads())["b"]}
+
+
 # grants as they are told -------------------------------------------------------------------------------------
 Listen = Callable[[str], Awaitable["asyncio.Queue[Grant]"]]
 

@@ -57,7 +57,7 @@ READS = frozenset(
         "snapshot",
         "overview",
         "records",
-        "loads",
+        *("loads", "loads_of"),
         "queue_head",
         "queues.queue",
         "requests_of",

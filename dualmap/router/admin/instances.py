@@ -252,7 +252,7 @@ async def remove_instance(
     clock = runtime.context.clock
     until_s = clock.monotonic_s() + wait_s
     while not await pool.store.members.remove_instance(instance_id):
-        load = (await pool.store.loads()).get(instance_id)
+        load = (await pool.store.loads_of(instance_id)).get(instance_id)
         if load is None:
             break  # it was removed meanwhile
         if clock.monotonic_s() >= until_s:

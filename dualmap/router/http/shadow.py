@@ -206,7 +206,7 @@ class Shadows:
             return None
         self._on[target.instance_id] += 1  # before the store is read: others that ended at once would find it idle, too
         try:
-            load = (await pool.store.loads()).get(target.instance_id)
+            load = (await pool.store.loads_of(target.instance_id)).get(target.instance_id)
             if load is None or not is_idle(load):
                 return None
             answer, figures = await self._answer(pool, copied, target, body)

@@ -194,6 +194,7 @@ class FailoverPool:
         self.runs = primary.runs
         self.on_turn = primary.on_turn
         self.loads = primary.loads
+        self.loads_of = primary.loads_of
         self._live: Callable[[int], Sequence[StoredRequest]] = lambda now_ms: ()
         self._rates: Callable[[], Mapping[str, float]] = dict
         self._is_ending: Callable[[str], bool] = _never

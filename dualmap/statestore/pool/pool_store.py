@@ -312,6 +312,10 @@ class PoolStore(Changes):
         """Loads of every known instance by id, without hits; for sweeps."""
         return await self._views.loads()
 
+    async def loads_of(self, *instance_ids: str) -> Mapping[str, InstanceLoad]:
+        """Loads of those of the named instances that are known, without hits; costs nothing for all others."""
+        return await self._views.loads_of(instance_ids)
+
     async def overview(self) -> PoolOverview:
         """Loads, replicas and leader, for metrics and live displays."""
         return await self._views.overview()

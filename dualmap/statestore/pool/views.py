@@ -171,6 +171,7 @@ class Views(Changes):
         now_ms = await self._calls.now_ms()
         return self._loads_from(await self._calls.command("HGETALL", self._keys.instance_records), now_ms)
 
+    @checks_replies
     async def loads_of(self, instance_ids: Sequence[str]) -> dict[str, InstanceLoad]:
         """Loads of those of the named instances that are known."""
         now_ms = await self._calls.now_ms()

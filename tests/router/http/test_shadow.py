@@ -147,6 +147,28 @@ async def test_a_copy_goes_to_the_shadow_and_is_compared(start_fleet: StartFleet
     assert fleet.results() == {"sent": 1}
 
 
+async def test_a_copy_reads_the_load_of_its_instance_and_of_no_other(
+    start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = await start_fleet(c=events("good", "day"))
+    read, known = [], fleet.pool.store.loads_of
+
+    async def loads_of(*names: str) -> Any:
+        read.append(names)
+        return await known(*names)
+
+    async def loads() -> Any:
+        raise AssertionError("each copy would cost the more, the larger the fleet is")
+
+    monkeypatch.setattr(fleet.pool.store, "loads_of", loads_of)
+    monkeypatch.setattr(fleet.pool.store, "loads", loads)
+
+    await fleet.served(events("good", "day"))
+
+    assert fleet.results() == {"sent": 1}
+    assert read == [("c",)]
+
+
 async def test_the_time_that_a_copy_takes_to_connect_is_not_its_engines(start_fleet: StartFleet) -> None:
     fleet = await start_fleet(c=events("good", "day"))
 
@@ -198,13 +220,13 @@ async def test_requests_of_a_session_that_end_at_once_are_copied_two_at_a_time_a
     fleet = await start_fleet(c=events("hi"))
     for _ in range(MOST_OF_SESSION - 1):
         await fleet.served(events("hi"))
-    at_once = fleet.pool.store.loads
+    at_once = fleet.pool.store.loads_of
 
-    async def loads() -> Any:
+    async def loads_of(*names: str) -> Any:
         await asyncio.sleep(0)  # as a store that is reached over a network
-        return await at_once()
+        return await at_once(*names)
 
-    monkeypatch.setattr(fleet.pool.store, "loads", loads)
+    monkeypatch.setattr(fleet.pool.store, "loads_of", loads_of)
 
     kept = [await fleet.offered(events("hi")) for _ in range(6)]
     await asyncio.gather(*fleet.shadows._under_way)
@@ -217,14 +239,14 @@ async def test_a_copy_that_was_under_way_as_the_weights_changed_counts_nothing(
     start_fleet: StartFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = await start_fleet(c=events("hi"))
-    known = fleet.pool.store.loads
+    known = fleet.pool.store.loads_of
 
-    async def loads() -> Any:
+    async def loads_of(*names: str) -> Any:
         await fleet.pool.store.revisions.change(lambda before: with_shadow(before, "v2", 50.0), "less", by="ada")
         await fleet.pool.view.refresh()
-        return await known()
+        return await known(*names)
 
-    monkeypatch.setattr(fleet.pool.store, "loads", loads)
+    monkeypatch.setattr(fleet.pool.store, "loads_of", loads_of)
     await fleet.served(events("hi"))
 
     assert fleet.results() == {"sent": 1}
