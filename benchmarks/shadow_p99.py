@@ -7,6 +7,9 @@ go to another instance of their own revision, beside requests that are answered.
 the worst case, and these copies go to engines of the run by the rules of a router: to the place of their session, if
 nothing waits there, at most half of what may run there runs, and fewer than two copies are under way. The store knows
 nothing of them. Each run is made with and without, with the same arrivals.
+
+The traces name no sessions, so each request is drawn as if it were a session that began since the shadow did. A router
+draws sessions, and copies none that began before: after a change it makes fewer copies than are made here.
 """
 
 from __future__ import annotations
