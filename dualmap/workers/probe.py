@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import httpx
 import orjson
@@ -143,7 +143,7 @@ class Prober:
             trust_env=False,
         )
 
-    async def __aenter__(self) -> Prober:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
