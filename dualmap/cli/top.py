@@ -390,12 +390,20 @@ def _headline(
     figures = (
         f"{arriving}{recent.ended / over_s:.1f} requests/s" if over_s > 0 else f"{total.ended:,} requests",
         f"on time {_share(counts.on_time, counts.on_time + counts.late)}",
-        f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}",
+        f"hit rate {_share(counts.hit_tokens, counts.prompt_tokens)}{_from_tiers(counts)}",
         f"refused {_share(counts.refused, counts.ended)}",
         *((f"{overdue:,} overdue",) if overdue else ()),
     )
     went_on = (f"{total.continued:,} stream{'s'[: total.continued != 1]} went on elsewhere",) if total.continued else ()
     return Group(Text.assemble((name, "bold"), "  ", " · ".join(fleet)), Text(" · ".join((*figures, *went_on))), "")
+
+
+def _from_tiers(counts: TrafficCounts) -> str:
+    """The parts of prompts that were to be loaded from tiers or pulled, and what was computed though a tier had it."""
+    parts = [f"{tier} {_share(tokens, counts.prompt_tokens)}" for tier, tokens in counts.by_tier.items()]
+    if counts.forgone_tokens:
+        parts.append(f"{_share(counts.forgone_tokens, counts.prompt_tokens)} in tiers computed")
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _runs(memory: RunMemory) -> tuple[str, ...]:

@@ -101,6 +101,16 @@ def test_traffic_is_what_was_counted_lately(monkeypatch: pytest.MonkeyPatch) -> 
     assert "2/3 ready · 1 replica · worker-1 leads · 4 migrations" in fleet
 
 
+def test_the_hit_rate_says_what_was_loaded_from_tiers_pulled_or_computed_all_the_same() -> None:
+    counts = TrafficCounts(
+        ended=9, prompt_tokens=1000, hit_tokens=500, host_tokens=300, peer_tokens=100, forgone_tokens=50
+    )
+
+    figures = text(pool_table("default", overview(counts), Shown(), "name", 5.0, None)).splitlines()[1]
+
+    assert "hit rate 50.0% (host 30.0%, peer 10.0%, 5.0% in tiers computed) ·" in figures
+
+
 def test_tenants_are_shown_with_what_they_did_lately_and_the_limits_that_are_nearest_to_their_end() -> None:
     shown, limits = Shown(), (("tokens_per_month", "", 0.95), ("requests_in_flight", "key:ci", 0.25), ("x", "", 0.1))
     tenant_table([TenantNow("acme", Counts(10, 100, 0, 20), 0, 0, limits)], shown, 100.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -55,6 +56,11 @@ TURN_PARTS = ("waiting", "prefill", "decode")
 """Where the time of a turn went: waiting for memory, to its first token, and from then to its end."""
 NOT_ON_TIME = ("late", "refused", "failed")
 """Why requests were not on time: ``late`` if the deadline passed without a first token."""
+COMPUTED: Final = "computed"
+"""Tokens that a tier had, and that cost less to compute than to load."""
+PEER: Final = "peer"
+"""The tier of tokens that are pulled."""
+
 _WHY_NOT_ON_TIME: Final[Mapping[Outcome | None, str]] = {
     Outcome.REFUSED: "refused", **dict.fromkeys(FAILED_BY_THE_FLEET, "failed")
 }  # fmt: skip
@@ -160,6 +166,8 @@ class PoolMetrics:
         self.hit_tokens_reported = metrics.hit_tokens.labels(pool, "reported")
         self.hit_tokens_unreported = metrics.hit_tokens.labels(pool, "unreported")
         self._tier_tokens = metrics.tier_tokens
+        self.tier_hits: defaultdict[str, int] = defaultdict(int)
+        """Tokens that were to be loaded from each tier or pulled, and those that were computed though one had them."""
         self.stale = metrics.stale.labels(pool)
         self.one_trip = metrics.placements.labels(pool, "1")
         self.more_trips = metrics.placements.labels(pool, "more")
@@ -214,10 +222,14 @@ class PoolMetrics:
     def count_tiers(self, loads: TierLoad, block_tokens: int) -> None:
         """Count what tiers of the instance of a request had of its prompt, and what the prices decided."""
         for tier, loaded, computed in loads.by_tier:
-            self._tier_tokens.labels(self._pool, tier, "loaded").inc(loaded * block_tokens)
-            self._tier_tokens.labels(self._pool, tier, "computed").inc(computed * block_tokens)
+            self._count_tier(tier, "loaded", tier, loaded * block_tokens)
+            self._count_tier(tier, COMPUTED, COMPUTED, computed * block_tokens)
         if loads.source is not None:
-            self._tier_tokens.labels(self._pool, "peer", "pulled").inc(loads.source.tokens)
+            self._count_tier(PEER, "pulled", PEER, loads.source.tokens)
+
+    def _count_tier(self, tier: str, by: str, hit: str, tokens: int) -> None:
+        self._tier_tokens.labels(self._pool, tier, by).inc(tokens)
+        self.tier_hits[hit] += tokens
 
     def compare_cached(self, expected_tokens: int, reported_tokens: int | None) -> None:
         """Compare the cached tokens of one answer with usage. vLLM reports none where nothing was cached: that is 0,

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any, Final
 
-from dualmap.router.telemetry.metrics import TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
+from dualmap.router.telemetry.metrics import COMPUTED, PEER, TPOT_BOUNDS_S, WAIT_BOUNDS_S, PoolMetrics
+from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.request.outcome import ANSWERED, FAILED_BY_THE_FLEET, Outcome
 from dualmap.statestore.leases import ReplicaInfo
 
@@ -39,6 +40,14 @@ class TrafficCounts:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     """Prompt tokens found in the instances' caches."""
+    host_tokens: int = 0
+    """Prompt tokens that were to be loaded from host memory, of ``hit_tokens``; likewise the next three."""
+    disk_tokens: int = 0
+    pool_tokens: int = 0
+    peer_tokens: int = 0
+    """Those that were to be pulled from another instance."""
+    forgone_tokens: int = 0
+    """Prompt tokens that a tier had, and that were computed as that cost less."""
     output_tokens: int = 0
     """Output tokens of whole answers, as instances reported them."""
     continued: int = 0
@@ -66,6 +75,11 @@ class TrafficCounts:
             late=int(metrics.slo_missed.value),
             prompt_tokens=int(metrics.prompt_tokens_reported.value + metrics.prompt_tokens_unreported.value),
             hit_tokens=int(metrics.hit_tokens_reported.value + metrics.hit_tokens_unreported.value),
+            host_tokens=metrics.tier_hits[Tier.HOST],
+            disk_tokens=metrics.tier_hits[Tier.DISK],
+            pool_tokens=metrics.tier_hits[Tier.POOL],
+            peer_tokens=metrics.tier_hits[PEER],
+            forgone_tokens=metrics.tier_hits[COMPUTED],
             output_tokens=int(metrics.output_tokens.value),
             continued=int(sum(counter.value for counter in metrics.continuations.values())),
             arrived=int(metrics.arrived.value),
@@ -93,6 +107,13 @@ class TrafficCounts:
     def from_sums(cls, sums: Mapping[str, int]) -> TrafficCounts:
         """The counts with these values by name; others are left out, and there are no histograms."""
         return cls(**{name: value for name, value in sums.items() if name in _SUMS})  # type: ignore[arg-type]
+
+    @property
+    def by_tier(self) -> Mapping[str, int]:
+        """Tokens by the memory that they were to be loaded from, as far as there were any."""
+        found: dict[str, int] = {Tier.HOST: self.host_tokens, Tier.DISK: self.disk_tokens, Tier.POOL: self.pool_tokens}
+        found[PEER] = self.peer_tokens
+        return {name: tokens for name, tokens in found.items() if tokens}
 
     def sums(self) -> dict[str, int]:
         """The values by name, without histograms."""

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY, generate_latest
 
 from dualmap.router.errors import ReplicaFullError
 from dualmap.router.telemetry.metrics import RouterMetrics, measured
+from dualmap.router.telemetry.traffic import TrafficCounts
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.request.machine import Failed
 from dualmap.scheduling.request.outcome import FailureKind, InstanceFailure, Outcome, Usage
@@ -79,6 +80,8 @@ async def test_what_tiers_had_is_counted_by_what_the_prices_decided(start_runtim
 
     assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="loaded") == (93 - 16) * 16.0
     assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="host", by="computed") == (93 - 16) * 16.0
+    counts = TrafficCounts.of(runtime.pools.pools["default"].metrics)
+    assert (counts.by_tier, counts.forgone_tokens) == ({"host": (93 - 16) * 16}, (93 - 16) * 16)
 
 
 @pytest.mark.parametrize("scheduling", [SchedulingSettings(policy="dualmap-least-cost", block_tokens=16)])
@@ -100,6 +103,7 @@ async def test_what_is_pulled_is_counted(start_runtime: Any, store: Any) -> None
 
     assert request.machine.instance_id != first.machine.instance_id
     assert sample(runtime, "dualmap_tier_tokens_total", pool="default", tier="peer", by="pulled") == 93 * 16.0
+    assert TrafficCounts.of(runtime.pools.pools["default"].metrics).by_tier == {"peer": 93 * 16}
 
 
 async def test_the_error_of_the_estimate_is_counted_at_the_first_token(start_runtime: Any, clock: Any) -> None:
