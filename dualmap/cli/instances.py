@@ -211,13 +211,13 @@ def tiers(instances: list[dict[str, Any]]) -> list[str]:
     """The tiers of instances, and their part in pulls, with their prices, a line for each instance that has some."""
     listed = sorted(instances, key=lambda each: (each["pool"], each["id"]))
     known = [(each["id"], [*_tiers(each), *_pulls(each)]) for each in listed]
-    return [f"{name}: {', '.join(parts)}" for name, parts in known if parts]
+    return [f"{name}: {'; '.join(parts)}" for name, parts in known if parts]
 
 
 def _tiers(instance: dict[str, Any]) -> list[str]:
     listed = [f"{each['tier']} of {each['tokens']:,} tokens, {_price(each)}" for each in instance.get("tiers") or ()]
     unused = instance.get("unused_tiers")  # a router of another version may not know it, nor what pulls lack
-    return [*listed, f"which placements leave out: {unused}"] if unused else listed
+    return [*listed, f"placements expect nothing there: {unused}"] if unused else listed
 
 
 def _pulls(instance: dict[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ def test_tiers_have_a_line_for_each_instance_with_some_and_defaults_say_why() ->
     }
 
     assert tiers([listed("b"), listed("a", host, disk), {"pool": "default", "id": "older"}]) == [
-        "a: host of 800,000 tokens, 1 ms + 4 µs a token, disk of 9,000,000 tokens, 10 ms + 20 µs a token"
+        "a: host of 800,000 tokens, 1 ms + 4 µs a token; disk of 9,000,000 tokens, 10 ms + 20 µs a token"
         " (default: it is new)"
     ]
 
@@ -45,5 +45,5 @@ def test_tiers_that_placements_leave_out_say_why() -> None:
     host = {"tier": "host", "tokens": 1000, "price": {"start_s": 0.001, "token_s": 4e-6}, "reason": ""}
 
     assert tiers([listed("a", host, unused_tiers="it is hybrid")]) == [
-        "a: host of 1,000 tokens, 1 ms + 4 µs a token, which placements leave out: it is hybrid"
+        "a: host of 1,000 tokens, 1 ms + 4 µs a token; placements expect nothing there: it is hybrid"
     ]

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 routes = APIRouter(prefix="/admin/instances", tags=["instances"])
 
 REMOVE_POLL_S = 0.2
-SEVERAL_GROUPS = "its model has several cache groups, and it is not known which of them a tier, or a source, has"
+SEVERAL_GROUPS = "its model has several cache groups, and events do not show which of them is there"
 STATE_RACES = 5
 """Tries of a change of state before concurrent changes are reported as a conflict."""
 
