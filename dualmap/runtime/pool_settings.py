@@ -338,6 +338,12 @@ class PoolSettings(BaseModel):
         description="where instances publish KV events; instances: each is asked (GET /kv_event_sources, vLLM 0.32 or"
         " newer); none: nowhere",
     )
+    hash_seed: str | None = Field(
+        None,
+        coerce_numbers_to_str=True,
+        description="PYTHONHASHSEED of the instances, where it is set and not 0: their names of blocks follow from it"
+        " (none: unset or 0)",
+    )
     kv_tiers: KvTierSettings = Field(
         KvTierSettings(), description="tiers that instances keep KV blocks in behind their devices"
     )

@@ -17,17 +17,27 @@ from typing import Final
 from dualmap.scheduling.prompts.engine_blocks import decode_extra_keys
 
 _PROTOCOL: Final = 5
-ROOT_HASHES: Final = tuple(hashlib.sha256(pickle.dumps(seed, _PROTOCOL)).digest() for seed in ("vllm-none-hash", "0"))
-"""The hash before a prompt's first unit, without ``PYTHONHASHSEED`` and with 0, as vLLM's guides set it where engines
-share blocks."""
+_SEEDS: Final = ("vllm-none-hash", "0")
+"""The seeds without ``PYTHONHASHSEED``, and as vLLM's guides set it where engines share blocks."""
 
 
-def unit_hashes(before: bytes, token_bytes: bytes, unit_tokens: int, extra: bytes = b"") -> Sequence[bytes]:
+def root_hashes(seed: str | None = None) -> Sequence[bytes]:
+    """The hashes that may be before a prompt's first unit: without ``PYTHONHASHSEED``, with 0, and with this one."""
+    seeds = _SEEDS if seed is None else (*_SEEDS, seed)
+    return tuple([hashlib.sha256(pickle.dumps(each, _PROTOCOL)).digest() for each in seeds])
+
+
+ROOT_HASHES: Final = root_hashes()
+
+
+def unit_hashes(
+    before: bytes, token_bytes: bytes, unit_tokens: int, extra: bytes = b"", *, begins: bool = False
+) -> Sequence[bytes]:
     """The hashes of the units that the token ids of a block fill, or none where its encoded extra keys are more than a
-    salt at the beginning of a prompt."""
+    salt where the prompt ``begins``."""
     keys = None
     if extra:
-        keys = _salted(extra) if before in ROOT_HASHES else None
+        keys = _salted(extra) if begins else None
         if keys is None:
             return ()
     ids = memoryview(token_bytes).cast("I").tolist()

@@ -22,7 +22,8 @@ other groups. Blocks at which no hit may end are reported apart.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, islice
 from typing import Final
 
 import xxhash
@@ -32,6 +33,7 @@ from dualmap.scheduling.prompts.cache_groups import CacheGroup, GroupKind
 from dualmap.scheduling.prompts.engine_blocks import ROOT, TOKEN_BYTES, block_hash
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Removed, Stored
+from dualmap.workers.kv_events.engine_names import ROOT_HASHES
 from dualmap.workers.kv_events.entries import KNOWN, NAME
 from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError, GroupHoldings, group_of
 from dualmap.workers.kv_events.tier_holdings import TierHoldings
@@ -48,9 +50,20 @@ _NO_TIERS: Final[Mapping[Tier, int]] = {}
 
 class EngineView:
     """Blocks of one engine. ``names`` as the store keeps them, from an earlier subscriber; ``sizes``, in tokens, of the
-    tiers that it has."""
+    tiers that it has; ``roots``, the engine's hashes that may be before a prompt's first block."""
 
-    def __init__(self, names: Mapping[bytes, bytes] | None = None, sizes: Mapping[Tier, int] = _NO_TIERS) -> None:
+    def __init__(
+        self,
+        names: Mapping[bytes, bytes] | None = None,
+        sizes: Mapping[Tier, int] = _NO_TIERS,
+        roots: Sequence[bytes] = ROOT_HASHES,
+        former: EngineView | None = None,
+    ) -> None:
+        """``former`` is the view before events that were missed: names stand for the same blocks, whether these are
+        still held or not."""
+        self._roots = roots
+        self._named_before = {} if former is None else former.named()
+        """The fleet's hash of blocks that were known before, by the engine's name."""
         self._device: dict[int, tuple[int, int]] = {}
         """The fleet's hash and the number of copies of each block, by the engine's name."""
         self._tiers = TierHoldings(sizes)
@@ -95,7 +108,7 @@ class EngineView:
         self._restore_adapters()
         if len({block for block, _ in self._device.values()}) < len(self._device):
             self._same = self._names_by_hash()
-        self._holdings = GroupHoldings.restored(names or {})
+        self._holdings = GroupHoldings.restored(names or {}, roots)
         if self._holdings is not None:
             self._group, self._block_tokens = self._holdings.main, self._holdings.block_tokens
             self._holdings.turned()
@@ -206,9 +219,15 @@ class EngineView:
         return change, cleared
 
     def _block_of(self, name: int) -> int | None:
-        """The fleet's hash of a block that the device holds."""
+        """The fleet's hash of a block that the device holds, or held before events were missed."""
         known = self._device.get(name)
-        return None if known is None else known[0]
+        return self._named_before.get(name) if known is None else known[0]
+
+    def named(self) -> dict[int, int]:
+        """The fleet's hash of each block that is known, by the engine's name. Without those of adapters: a name of
+        theirs stands for other weights, once these are loaded in place."""
+        held = ((name, block) for name, (block, _) in self._device.items() if name not in self._adapters)
+        return dict(islice(chain(held, self._named_before.items()), MAX_BLOCKS))
 
     # cache groups ----------------------------------------------------------------------------------------------------
     def _states(self, names: Iterable[int]) -> dict[int, bool | None]:
@@ -262,7 +281,7 @@ class EngineView:
         if holdings is None:
             if self._group is None:
                 raise AmbiguousEventsError("blocks of a hybrid model are stored without the number of their group")
-            holdings = self._holdings = GroupHoldings(self._group, self._block_tokens)
+            holdings = self._holdings = GroupHoldings(self._group, self._block_tokens, self._roots)
             for name, (block, _) in self._device.items():
                 if self._before.setdefault(name, block) is not None:
                     self._reported[block] = True
@@ -288,7 +307,7 @@ class EngineView:
         if not self._place(event) or self._is_part(event):
             return
         self._check(event)
-        parent = ROOT if event.parent is None else self._device.get(event.parent, (None, 0))[0]
+        parent = ROOT if event.parent is None else self._block_of(event.parent)
         if parent is None or not event.translatable:
             self.orphans += len(event.names)
             return
@@ -342,7 +361,7 @@ class EngineView:
     def _place_others(self, group: int | None) -> None:
         """The main group is known now. A group with a higher number than 0 is not alone."""
         if group is not None and (group > 0 or len(self._seen) > 1):
-            self._holdings = GroupHoldings(group, self._block_tokens)
+            self._holdings = GroupHoldings(group, self._block_tokens, self._roots)
             for number, event in self._seen.items():
                 if number is not None and number != group:
                     self._holdings.store(number, _group_of(event), ())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dualmap.scheduling.prompts.cache_groups import CacheGroup, GroupKind
@@ -51,7 +51,7 @@ _SIZE_BITS: Final = 24
 
 UNLIKE_NAMES: Final = (
     "a window's blocks are shorter than full attention's, and the engine's names are not vLLM's own by default"
-    " (sha256, no PYTHONHASHSEED but 0, no --prefix-match-unit)"
+    " (sha256, no PYTHONHASHSEED but 0 or pools.hash_seed, no --prefix-match-unit)"
 )
 
 
@@ -97,7 +97,9 @@ class _Alike:
 class GroupHoldings:
     """The groups beside the main one, and the links between its blocks."""
 
-    def __init__(self, main: int, block_tokens: int) -> None:
+    def __init__(self, main: int, block_tokens: int, roots: Sequence[bytes] = ROOT_HASHES) -> None:
+        """``roots`` are the engine's hashes that may be before a prompt's first block."""
+        self._roots = roots
         self.main = main
         """The number of the main group."""
         self.block_tokens = block_tokens
@@ -205,7 +207,7 @@ class GroupHoldings:
         Raises:
             AmbiguousEventsError: they have no place beside such blocks.
         """
-        found = GroupHoldings(self.main, block_tokens)
+        found = GroupHoldings(self.main, block_tokens, self._roots)
         for number, alike in self._of_group.items():
             found.store(number, alike.group, ())
             found._of_group[number].copies[number] = alike.copies[number]
@@ -237,9 +239,9 @@ class GroupHoldings:
 
     def _compute_names(self, name: int, parent: int | None, token_bytes: bytes, extra: bytes) -> None:
         """Compute the names inside of a block, unless the hash before it is not known."""
-        befores = ROOT_HASHES if parent is None else [self._chains[parent]] if parent in self._chains else ()
+        befores = self._roots if parent is None else [self._chains[parent]] if parent in self._chains else ()
         for before in befores:
-            hashes = unit_hashes(before, token_bytes, self._unit_tokens, extra)
+            hashes = unit_hashes(before, token_bytes, self._unit_tokens, extra, begins=parent is None)
             if hashes and name_of(hashes[-1]) == name:
                 break
         else:
@@ -393,7 +395,7 @@ class GroupHoldings:
         return entries
 
     @classmethod
-    def restored(cls, entries: Mapping[bytes, bytes]) -> GroupHoldings | None:
+    def restored(cls, entries: Mapping[bytes, bytes], roots: Sequence[bytes] = ROOT_HASHES) -> GroupHoldings | None:
         """What an earlier subscriber knew; None where there was one group."""
         by_tier: defaultdict[bytes, dict[int, tuple[int, int]]] = defaultdict(dict)
         chains: dict[int, bytes] = {}
@@ -406,7 +408,7 @@ class GroupHoldings:
         if not by_tier[_MAIN]:
             return None
         ((main, (_, block_tokens)),) = by_tier[_MAIN].items()
-        found = cls(main, block_tokens)
+        found = cls(main, block_tokens, roots)
         for number, (window_tokens, sizes) in by_tier[_GROUP].items():
             kind, size = _ORDER[sizes >> _SIZE_BITS], sizes & ((1 << _SIZE_BITS) - 1)
             held = by_tier[bytes((_COPIES + number,))]

@@ -14,6 +14,7 @@ from dualmap.statestore.errors import StoreError
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.workers.context import PoolContext
 from dualmap.workers.kv_events.asked_sources import AskedSources, Asking
+from dualmap.workers.kv_events.engine_names import root_hashes
 from dualmap.workers.kv_events.share import share_of
 from dualmap.workers.kv_events.source import EventSource, source_of
 from dualmap.workers.kv_events.subscriber import Subscriber
@@ -34,6 +35,7 @@ class KvEventsJob:
         self._asked = AskedSources(prober, context.clock)
         self._pool = context.pool
         self._settings = context.settings
+        self._roots = root_hashes(context.settings.hash_seed)
         self._worker_id = context.worker_id
         self._clock = context.clock
         self._metrics = context.metrics
@@ -87,6 +89,7 @@ class KvEventsJob:
             metrics=self._metrics,
             wall_s=time.time,
             cached_as=lambda name: cache_name(name, self._adapters.get(name)),
+            roots=self._roots,
         )
         subscriber = Subscriber(
             self._pool.name,

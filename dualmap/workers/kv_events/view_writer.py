@@ -11,6 +11,7 @@ from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.statestore.kv_views import KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from dualmap.workers.kv_events.decoding import Batch, as_cached
+from dualmap.workers.kv_events.engine_names import ROOT_HASHES
 from dualmap.workers.kv_events.engine_view import EngineView
 from dualmap.workers.kv_events.group_holdings import AmbiguousEventsError
 from dualmap.workers.kv_events.reading import BEGINNING, Position
@@ -49,9 +50,11 @@ class ViewWriter:
         metrics: WorkerMetrics,
         wall_s: Callable[[], float],
         cached_as: Callable[[str], str] = str,
+        roots: Sequence[bytes] = ROOT_HASHES,
     ) -> None:
         """``tiers`` are the tokens of each tier that the instance has; ``cached_as`` gives the name that the KV of an
-        adapter has in the fleet by now."""
+        adapter has in the fleet by now; ``roots`` are the engine's hashes that may be before a prompt's first block."""
+        self._roots = roots
         self._cached_as = cached_as
         self._pool = pool
         self._tiers = tiers
@@ -60,7 +63,7 @@ class ViewWriter:
         self._metrics = metrics
         self._wall_s = wall_s
         self._fence: int | None = None
-        self._view = EngineView(sizes=tiers)
+        self._view = EngineView(sizes=tiers, roots=roots)
         self._complete = False
         """Every event of the engine's life is in the view."""
         self._unmatched_blocks = 0
@@ -91,7 +94,7 @@ class ViewWriter:
         self._fence = record.fence
         self.known = record.sequence is not None
         names = await self._pool.kv_events.names(instance_id) if self.known else None
-        self._view = EngineView(names, self._tiers)
+        self._view = EngineView(names, self._tiers, self._roots)
         self._names_sent = NAMES_SENT + 3 * self._view.named_blocks  # how many the one before told is not known
         self.position = BEGINNING if record.sequence is None else Position(record.sequence, record.published_s)
         # A partial view that cannot be followed is dropped, see ``fall_back``: what is known else, is complete.
@@ -113,7 +116,8 @@ class ViewWriter:
 
     async def begin_anew(self, *, complete: bool, reason: str = "", position: Position = BEGINNING) -> None:
         """An empty view: of an engine that starts, or whose events before ``position`` are unknown."""
-        self._view, self.position = EngineView(sizes=self._tiers), position
+        former = None if complete else self._view
+        self._view, self.position = EngineView(sizes=self._tiers, roots=self._roots, former=former), position
         self._complete, self._oldest_s = complete, None
         self._names_sent = 0
         self._unmatched_blocks = 0

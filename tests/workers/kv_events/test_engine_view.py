@@ -232,6 +232,21 @@ def of_adapter(*names: int, number: int, **how: Any) -> Stored:
     return stored(*names, extras=[BlockExtras.of(NAME).usual] * len(names), adapter=Adapter(NAME, number), **how)
 
 
+def test_names_from_before_a_gap_place_what_is_stored_behind_it_but_for_those_of_adapters() -> None:
+    former, adapted = EngineView(sizes=TIERS), EngineView()
+    apply(former, stored(1, 2))
+    apply(adapted, of_adapter(1, 2, number=1))
+    again = EngineView(former=EngineView(former=former))
+    view, other = EngineView(sizes=TIERS, former=former), EngineView(former=adapted)
+
+    change, _ = apply(view, stored(3, parent=2, at=2), stored(2, tier=Tier.HOST))
+    apply(other, of_adapter(3, number=1, parent=2, at=2))
+
+    assert (change.stored, change.tiers[Tier.HOST].stored, len(view), view.orphans) == ([CHAIN[2]], [CHAIN[1]], 1, 0)
+    assert apply(again, stored(3, parent=2, at=2))[0].stored == [CHAIN[2]]
+    assert (len(other), other.orphans) == (0, 1)
+
+
 def test_an_adapter_that_is_pointed_at_other_weights_hits_none_of_the_blocks_of_the_former_ones() -> None:
     view = EngineView()
     first, _ = apply(view, of_adapter(1, 2, 3, number=1))

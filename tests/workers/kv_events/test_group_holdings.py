@@ -18,6 +18,7 @@ from dualmap.scheduling.values import replaced
 from dualmap.statestore.kv_views import KvChange
 from dualmap.workers.kv_events import engine_view
 from dualmap.workers.kv_events.decoding import Adapter, Batch, Cleared, Event, Removed, Stored
+from dualmap.workers.kv_events.engine_names import root_hashes
 from dualmap.workers.kv_events.engine_view import UNPLACED_BLOCKS, EngineView
 from dualmap.workers.kv_events.group_holdings import WAITS_BLOCKS, AmbiguousEventsError
 
@@ -331,6 +332,20 @@ def test_windows_of_shorter_blocks_end_hits_of_salted_prompts_too(root: str) -> 
     apply(view, store, engine.store(0, prompt, 0, {4, 5}), engine.store(1, prompt, 0))
 
     assert [*store.listed.values()].count(True) == 1
+
+
+def test_windows_of_shorter_blocks_end_hits_with_the_seed_of_the_pool() -> None:
+    roots = root_hashes("42")
+    engine, view, store = Hybrid((WINDOW, 2, 4), (FULL, 4, 0)), EngineView(roots=roots), Store()
+    engine.root = "42"
+    prompt = tuple(range(12))
+    apply(view, store, engine.store(0, prompt[:8], 0), engine.store(1, prompt[:8], 0))
+    heir = EngineView(store.entries, roots=roots)
+    other = tuple(range(50, 58))
+    apply(heir, store, engine.store(0, other, 0), engine.store(1, other, 0))
+
+    assert store.listed == engine.listed()
+    assert [*store.listed.values()] == [True] * 4
 
 
 def test_windows_of_shorter_blocks_need_the_names_that_vllm_has_by_default() -> None:

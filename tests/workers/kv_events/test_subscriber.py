@@ -214,6 +214,21 @@ async def test_without_a_replay_a_gap_empties_the_view(pool: PoolStore, publish:
     assert gaps(metrics, "dropped") == 1
 
 
+async def test_without_a_replay_blocks_behind_a_gap_are_placed_by_the_names_before_it(
+    pool: PoolStore, publish: Any
+) -> None:
+    engine = EngineCache(publish(replay_endpoint=None))
+    longer = [*PROMPT, 901, 902, 903, 904]
+    async with following(pool, engine.publisher):
+        await until(lambda: _connected(pool))
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(OTHER, published=False)
+        engine.store(longer)
+        engine.names = {tuple(longer): engine.names[tuple(longer)]}
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+
+
 async def _connected(pool: PoolStore) -> bool:
     await asyncio.sleep(0.3)  # a publisher does not tell when a subscription has arrived
     return (await record_of(pool)).status is KvViewStatus.PARTIAL
