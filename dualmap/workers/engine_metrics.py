@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from typing import Final, NamedTuple
 
 from dualmap.runtime.pool_settings import MAX_BLOCK_TOKENS, MAX_KV_CAPACITY_TOKENS
 from dualmap.scheduling.estimates.adapters import Residency
@@ -36,9 +35,27 @@ _TIER_TYPES = {"fs": Tier.DISK, "obj": Tier.POOL}
 _PULLED = "p2p"
 """What pulls are counted under, as a source and as a type of tier."""
 _MAX_LINE_CHARS = 8192
-"""The parser takes quadratic time over a long line. Lines of ``cache_config_info`` have about a thousand characters."""
-_MAX_LINES = 4096
-"""Lines that are parsed: a server has five for each of its engines."""
+"""Lines of ``cache_config_info`` have about a thousand characters."""
+_MAX_CHARS = 1 << 20
+"""Characters of lines that are parsed: a server has five lines for each of its engines."""
+_SAMPLE: Final = re.compile(
+    r'([a-zA-Z_:][\w:]*+)(?:[ \t]*+\{((?:[^"}]++|"(?:[^"\\]++|\\.)*+")*+)\}[ \t]*+|[ \t]++)'
+    r"(\S++)(?:[ \t]++-?\d++)?[ \t]*+",
+    re.ASCII,
+)
+"""A line of Prometheus' text format: name, labels, value. No part of it is looked at twice, so that a line takes linear
+time whatever is in it; that of ``prometheus_client``'s parser is quadratic."""
+_LABEL: Final = re.compile(r'[ \t,]*+([a-zA-Z_]\w*+)[ \t]*+=[ \t]*+"((?:[^"\\]++|\\.)*+)"[ \t]*+', re.ASCII)
+_ESCAPED: Final = re.compile(r"\\(.)")
+_UNESCAPED: Final = {"n": "\n", '"': '"', "\\": "\\"}
+
+
+class Sample(NamedTuple):
+    """One line of a metrics page."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +235,31 @@ def _count(labels: dict[str, str], name: str) -> int:
 
 def _samples(metrics: str, read: tuple[str, ...] = _READ) -> Iterator[Sample]:
     """The samples that are used, parsed line by line: a malformed line is skipped, and histograms are not parsed."""
-    lines = (line for line in metrics.splitlines() if line.startswith(read) and len(line) <= _MAX_LINE_CHARS)
-    for _, line in zip(range(_MAX_LINES), lines, strict=False):
-        try:
-            for family in text_string_to_metric_families(line):
-                yield from family.samples
-        except ValueError:
-            continue
+    left = _MAX_CHARS
+    for line in metrics.splitlines():
+        if line.startswith(read) and len(line) <= _MAX_LINE_CHARS:
+            left -= len(line)
+            if left < 0:
+                return
+            sample = _sample_of(line)
+            if sample is not None:
+                yield sample
+
+
+def _sample_of(line: str) -> Sample | None:
+    """The sample of a line; None where it is malformed."""
+    found = _SAMPLE.fullmatch(line)
+    if found is None:
+        return None
+    name, text, value = found.groups(default="")
+    labels, at, text = dict[str, str](), 0, text.rstrip(" \t,")
+    while at < len(text):
+        label = _LABEL.match(text, at)
+        if label is None:
+            return None
+        labels[label[1]] = _ESCAPED.sub(lambda each: _UNESCAPED.get(each[1], each[0]), label[2])
+        at = label.end()
+    try:
+        return Sample(name, labels, float(value))
+    except ValueError:
+        return None

@@ -39,6 +39,7 @@ DROPPING_METHODS = ("eagle", "eagle3", "mtp")
 """Methods of speculation whose draft layers read the next token: vLLM drops the last block of a hit for them."""
 FORMER_DROPPING_METHODS = (*DROPPING_METHODS, "dflash", "dspark")
 """The same up to vLLM 0.32."""
+_MAX_VERSION_CHARS = 100
 _MAX_BODY_BYTES = 4 << 20
 """A metrics page of a busy server is a few hundred kilobytes."""
 
@@ -300,7 +301,7 @@ def version_of(body: bytes) -> str | None:
     """``version`` of a ``/version`` answer."""
     document = _json_object(body)
     version = document.get("version")
-    return version if isinstance(version, str) else None
+    return version if isinstance(version, str) and len(version) <= _MAX_VERSION_CHARS else None
 
 
 def longest_of(body: bytes) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,10 @@ DEFAULT_PORT: Final = 5710
 """The port of vLLM's tier of type ``p2p``, to which each rank of data parallelism adds its number."""
 _ANY_HOST: Final = frozenset({"", "localhost", "0.0.0.0", "::", "*"})
 """Hosts that mean the server's own, whatever its peers call that."""
+_HOST: Final = re.compile(r"[0-9A-Za-z.:%_-]{1,253}", re.ASCII)
+"""A name or an address: placements hand it on as it is."""
+_MOST_CHARS: Final = 1000
+"""Every placement reads the layout."""
 _LAYOUT: Final = (
     ("model_config", "model"),
     ("model_config", "dtype"),
@@ -56,6 +61,8 @@ def pull_place_of(info: bytes | None, spec: InstanceSpec, settings: PullSettings
         return None
     named = tier.get("host")
     host = named if isinstance(named, str) and named not in _ANY_HOST else _host_of(spec)
+    if not _HOST.fullmatch(host) or len(layout) > _MOST_CHARS:
+        return None
     return PullPlace(host, port + (spec.data_parallel_rank or 0), layout, policy == "fail")
 
 

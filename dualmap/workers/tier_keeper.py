@@ -156,7 +156,7 @@ class TierKeeper:
 def takes_limits(version: str) -> bool:
     """Whether an engine of this version loads no more than a request allows. One whose version cannot be read is taken
     to load whatever it has."""
-    found = re.match(r"v?(\d+)\.(\d+)", version)
+    found = re.match(r"v?(\d{1,9})\.(\d{1,9})", version)
     return found is not None and tuple(map(int, found.groups())) >= LIMITS_FROM
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from dualmap.runtime.pool_settings import MAX_KV_CAPACITY_TOKENS
 from dualmap.scheduling.estimates.adapters import Residency
 from dualmap.scheduling.estimates.kv_tiers import Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading
+from dualmap.workers import engine_metrics
 from dualmap.workers.engine_metrics import (
     AdapterReport,
     ServerRun,
@@ -30,6 +36,11 @@ vllm:cache_config_info{block_size="64",cache_dtype="auto",engine="1",num_gpu_blo
 # TYPE process_start_time_seconds gauge
 process_start_time_seconds 1.76e+09
 """
+
+
+def parsed(page: str) -> Iterator[Sample]:
+    for family in text_string_to_metric_families(page):
+        yield from family.samples
 
 
 def config(**labels: str) -> str:
@@ -90,6 +101,26 @@ def test_a_metrics_page_without_the_figures_tells_nothing(page: str) -> None:
 
 def test_a_malformed_line_costs_itself_alone() -> None:
     assert server_run_of("vllm:prompt_tokens_total{\nvllm:generation_tokens_total 7\n").tokens == 7.0
+
+
+def test_a_page_is_read_as_by_the_library_of_prometheus() -> None:
+    """Of what servers write: names that are none, which the library takes, are refused."""
+    values = ["1", "1e5", "NaN", "+Inf", "-1.5", "0x1", "1 2", "", '"']
+    labels = ["", "{}", '{a="b"}', '{a="b",}', '{a="b", c="\\"}"}', '{a="x\\ny\\\\"}', '{a="b"', "{a=b}", '{="b"}']
+    for text, number in itertools.product(labels, values):
+        line = f"vllm:prompt_tokens_total{text} {number}"
+        try:
+            expected = [(each.labels, float(each.value)) for each in parsed(line)]
+        except ValueError:
+            expected = []
+        found = [(each.labels, each.value) for each in engine_metrics._samples(line)]
+        assert repr(found) == repr(expected), line
+
+
+def test_of_a_page_no_more_is_parsed_than_a_server_writes() -> None:
+    line = 'vllm:prompt_tokens_total{engine="0",x="%s"} 1.0\n' % ("y" * 8000)
+
+    assert (server_run_of(line * 500).tokens or 0) < 150
 
 
 def test_a_line_that_would_take_long_to_parse_is_left_out() -> None:

@@ -42,7 +42,10 @@ async def impatient() -> AsyncIterator[Prober]:
         yield asking
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'"x"', b"{", b'{"version": 3, "data": {}}', b'{"data": [3, {"id": 4}]}'])
+ODD_ANSWERS = [b"", b"[]", b'"x"', b"{", b'{"version": 3, "data": {}}', b'{"data": [3, {"id": 4}]}']
+
+
+@pytest.mark.parametrize("body", [*ODD_ANSWERS, b'{"version": "%b"}' % (b"9" * 101)])
 def test_answers_of_a_wrong_shape_tell_nothing(body: bytes) -> None:
     assert version_of(body) is None
 

@@ -62,6 +62,9 @@ def test_engines_with_unlike_blocks_have_unlike_layouts() -> None:
         info({"type": "p2p", "port": 65_536}),
         info({"type": "p2p"}, policy=None),
         info({"type": "p2p"}, policy="sometimes"),
+        info({"type": "p2p", "host": 'a", 1]'}),
+        info({"type": "p2p", "host": "x" * 300}),
+        info({"type": "p2p"}, block_size=[1] * 1000),
     ],
 )
 def test_what_is_unknown_takes_no_part(answer: bytes) -> None:

@@ -111,7 +111,15 @@ async def test_an_instance_that_is_not_ready_is_left_alone(pool: PoolStore) -> N
 
 @pytest.mark.parametrize(
     ("version", "takes"),
-    [("0.32.0", True), ("v0.33.1+cpu", True), ("1.0", True), ("0.31.9", False), ("0.9.2", False), ("main", False)],
+    [
+        ("0.32.0", True),
+        ("v0.33.1+cpu", True),
+        ("1.0", True),
+        ("0.31.9", False),
+        ("0.9.2", False),
+        ("main", False),
+        ("9" * 5000 + ".1", False),
+    ],
 )
 def test_limits_are_taken_from_the_version_on_that_knows_them(version: str, takes: bool) -> None:
     assert takes_limits(version) is takes
