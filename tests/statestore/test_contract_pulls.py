@@ -13,7 +13,7 @@ from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.state.tier_load import NO_LOAD, Source
 from dualmap.statestore.keys import PoolKeys
-from dualmap.statestore.kv_views import KvChange
+from dualmap.statestore.kv_views import KvChange, TierChange
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import (
     LEAST_TTFT,
@@ -329,3 +329,169 @@ async def test_a_policy_may_name_the_source_in_place_of_the_last_holder(pool: Po
     sources = [(await pair(pool, f"r{source}", "b", source=source)).chosen.loads.source for source in ("a", "c")]
 
     assert [source and source.instance_id for source in sources] == ["a", "c"]
+
+
+HOST = InstanceTier(Tier.HOST, 2000, PRICE)
+
+
+async def in_tier(pool: PoolStore, name: str, tier: Tier, blocks: Sequence[int], removed: Sequence[int] = ()) -> None:
+    """A tier of the instance is reported to have these blocks."""
+    claim = await pool.kv_events.claim(name, "worker")
+    assert claim is not None
+    await pool.kv_events.apply(name, claim.fence, KvChange(0, 1.0, tiers={tier: TierChange(blocks, removed, 1000)}))
+
+
+async def full(pool: PoolStore, name: str, **figures: Any) -> None:
+    """An instance whose memory is full of another prompt."""
+    await member(pool, name, kv_capacity_tokens=600, **figures)
+    await has_other(pool, name)
+
+
+async def has_other(pool: PoolStore, name: str) -> None:
+    await place(pool, f"fills {name}", name, tokens=600)
+    await first_token(pool, f"fills {name}", name)
+    await finish(pool, f"fills {name}")
+
+
+async def test_pulls_from_one_source_are_booked_one_behind_the_other(pool: PoolStore) -> None:
+    await pullable(pool)
+    await member(pool, "c")
+    await confirmed(pool, "a")
+    for target in ("b", "c"):
+        reply = await pair(pool, f"to {target}", target)
+
+    assert await booked_s(pool, "a", reply.seen.now_ms) == pytest.approx(2 * 0.018)
+
+
+async def test_of_two_sources_the_one_whose_link_is_free_serves(pool: PoolStore) -> None:
+    for name in ("a", "b", "c", "d"):
+        await member(pool, name)
+    for name in ("a", "c"):
+        await confirmed(pool, name)
+    sources = []
+    for request_id, target in (("first", "b"), ("second", "d")):
+        # both are weighed and take no requests
+        for name in ("a", "c"):
+            await pool.members.set_instance_state(name, InstanceState.DRAINING)
+        source = (await pair(pool, request_id, "a", "c", target)).chosen.loads.source
+        assert source is not None
+        sources.append(source.instance_id)
+
+    assert sources == ["a", "c"]
+
+
+@pytest.mark.parametrize("what", ["ready", "leaves", "hot"])
+async def test_a_copy_costs_what_it_takes_the_place_of_unless_it_moves_or_is_hot(pool: PoolStore, what: str) -> None:
+    """Waiting for the instance that has the prompt takes 0.05 s, a pull 0.02 s; what its copy evicts, 0.075 s."""
+    await member(pool, "a")
+    await member(pool, "c", dispatch_window_tokens=400)
+    await full(pool, "b")
+    for name in ("a", "c"):
+        await confirmed(pool, name)
+    await place(pool, "computed", "c", tokens=400)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING if what == "leaves" else InstanceState.DOWN)
+    reply = await pair(pool, "r", "a", "c", "b", hot_tokens=600 if what == "hot" else 0)
+
+    assert reply.chosen.instance_id == ("c" if what == "ready" else "b")
+    assert (reply.chosen.loads.source is None) == (what == "ready")
+
+
+async def test_what_the_source_still_loads_is_waited_for(pool: PoolStore) -> None:
+    await member(pool, "a", HOST)
+    await member(pool, "b")
+    other = chain(*range(301, 307), prompt_tokens=601)
+    await in_tier(pool, "a", Tier.HOST, other.hashes)
+    await has_prompt(pool, "a")
+    await place(pool, "loads", "a", chain=other)
+    reply = await pair(pool, "r", "b")
+
+    assert (await pool.loads())["a"].loading_ms == 18
+    assert reply.seen.loads["b"].tiers.load_s == pytest.approx(0.018 + 1 / 8000 + OWN_S)
+
+
+async def test_what_was_pulled_enters_the_tiers_of_its_target(pool: PoolStore) -> None:
+    for name in ("a", "b"):
+        await member(pool, name, HOST, kv_capacity_tokens=600)
+    await has_prompt(pool, "a")
+    await pair(pool, "r", "b")
+    await first_token(pool, "r", "b")
+    await finish(pool, "r")
+    await has_other(pool, "b")
+    again = await pair(pool, "again", "b", pulls=False)
+
+    assert again.chosen.loads.blocks == 6
+
+
+async def test_the_last_token_of_a_prompt_is_never_pulled(pool: PoolStore) -> None:
+    await pullable(pool)
+    await confirmed(pool, "a")
+    reply = await place(pool, "r", "a", "b", chain=chain(*PROMPT.hashes, prompt_tokens=600), weights=LEAST_TTFT)
+
+    assert reply.chosen.loads.source is not None
+    assert (reply.chosen.loads.source.tokens, reply.chosen.uncached_tokens) == (500, 100)
+
+
+async def test_a_pull_and_a_slower_load_from_a_tier_go_on_side_by_side(pool: PoolStore) -> None:
+    slow = LoadPrice(0.05, 1e-9)
+    await member(pool, "a")
+    await member(pool, "b", InstanceTier(Tier.HOST, 2000, slow))
+    description = (await pool.tiers.described())["b"]
+    await pool.tiers.describe("b", InstanceTiers(description.tiers, takes_limits=False, pulls=description.pulls))
+    await in_tier(pool, "b", Tier.HOST, PROMPT.hashes[:2])
+    await confirmed(pool, "a")
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
+    reply = await pair(pool, "r", "a", "b")
+    load = reply.seen.loads["b"].tiers
+
+    assert load.source == Source("a", "host-a", 5710, 400, pytest.approx(PRICE.load_s(400)))
+    assert (load.load_s, load.link_s) == (pytest.approx(slow.load_s(200)), pytest.approx(slow.load_s(200)))
+    assert (await record(pool, "r")).load_ms == 51
+
+
+async def test_where_a_request_may_be_moved_to_it_is_to_compute_what_it_would_have_pulled(pool: PoolStore) -> None:
+    await pullable(pool)
+    await member(pool, "c", dispatch_window_tokens=400)
+    reply = await pair(pool, "r", "b", "c")
+    placed = await record(pool, "r")
+
+    assert reply.seen.loads["c"].tiers.source is not None
+    assert (placed.alternative_id, placed.alternative_uncached_tokens) == ("c", 601)
+
+
+async def test_an_instance_pulls_nothing_from_itself(pool: PoolStore) -> None:
+    """Its host memory has what is slower to load than to compute."""
+    await member(pool, "a", InstanceTier(Tier.HOST, 2000, LoadPrice(0.5, 0.01)))
+    await in_tier(pool, "a", Tier.HOST, PROMPT.hashes)
+    reply = await pair(pool, "r", "a")
+
+    assert (reply.chosen.loads.source, reply.chosen.uncached_tokens) == (None, 601)
+
+
+async def test_a_source_serves_from_its_host_memory_and_not_from_its_disk(pool: PoolStore) -> None:
+    await member(pool, "a", InstanceTier(Tier.DISK, 2000, LoadPrice(0.01, 0.0000125)))
+    await member(pool, "b")
+    await in_tier(pool, "a", Tier.DISK, PROMPT.hashes)
+    await pool.members.set_instance_state("a", InstanceState.DRAINING)
+
+    assert (await pair(pool, "r", "a", "b")).chosen.loads.source is None
+
+
+@pytest.mark.parametrize("how", ["hybrid", "drops the last block"])
+async def test_what_was_pulled_is_listed_on_an_instance_that_meanwhile_shows_how_it_counts(
+    pool: PoolStore, how: str
+) -> None:
+    await pullable(pool)
+    await pair(pool, "r")
+    if how == "hybrid":
+        claim = await pool.kv_events.claim("b", "worker")
+        assert claim is not None
+        await pool.kv_events.apply("b", claim.fence, KvChange(0, 1.0, hit_step_tokens=200))
+    else:
+        await pool.members.update_instance("b", {"dropped_blocks": 1})
+    await first_token(pool, "r", "b")
+    await finish(pool, "r")
+    after = await pair(pool, "after", "b")
+
+    assert ((await pool.loads())["b"].loading_ms, (await pool.loads())["b"].cached_blocks) == (0, 6)
+    assert after.seen.hits["b"] == (6 if how == "hybrid" else 5)
+    await assert_sums_hold(pool)

@@ -17,9 +17,11 @@ from dualmap.scheduling.placing.policies.fleet import LOADS_ALL
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.state.instance import InstanceLoad, InstanceState
 from dualmap.scheduling.state.tier_load import NO_LOAD, TierLoad
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus, TierChange
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
+from dualmap.statestore.records import packed_hashes
 from tests.statestore.samples import (
     BLOCK_TOKENS,
     DEADLINE,
@@ -404,3 +406,47 @@ async def test_nothing_is_loaded_from_tiers_of_a_hybrid_model(pool: PoolStore) -
     assert (seen.hit_blocks, seen.tiers) == (0, NO_LOAD)
     assert (reply.chosen.uncached_tokens, reply.chosen.loads.blocks, reply.chosen.loads.source) == (601, 0, None)
     assert (await pool.loads())["a"].loading_ms == 0
+
+
+async def test_a_tier_that_lost_the_beginning_of_a_prompt_has_nothing_of_it(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await report(pool, "a", Tier.HOST, BLOCKS[1:])
+
+    assert (await place(pool, "r", chain=PROMPT)).chosen.loads.blocks == 0
+
+
+async def test_a_held_request_is_dispatched_by_what_each_tier_has_behind_the_one_before(pool: PoolStore) -> None:
+    tiers = [InstanceTier(tier, 2000, FAST) for tier in (Tier.HOST, Tier.DISK)]
+    await with_tiers(pool, *tiers)
+    await report(pool, "a", Tier.HOST, BLOCKS[:4])
+    await place(pool, "busy", "a", tokens=4000)
+    held = await hold(pool, "held", "a", chain=PROMPT)
+    await report(pool, "a", Tier.DISK, BLOCKS[4:])
+    await finish(pool, "busy")
+    await sweep(pool, scheduling=DEADLINE)
+
+    assert (held.uncached_tokens, (await record(pool, "held")).uncached_tokens) == (201, 1)
+
+
+async def test_a_held_request_enters_tiers_when_it_is_dispatched(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await place(pool, "busy", "a", tokens=4000)
+    await hold(pool, "held", "a", chain=PROMPT)
+    words = ("ZMSCORE", PoolKeys("dualmap", "default").kv_tier("host:a"), *packed_hashes(PROMPT.hashes))
+    before = await pool._calls.command(*words)
+    await finish(pool, "busy")
+    await sweep(pool, scheduling=DEADLINE)
+    after = await pool._calls.command(*words)
+
+    assert (before, None in after) == ([None] * 6, False)
+
+
+async def test_loads_behind_what_is_only_reserved_are_not_counted(pool: PoolStore) -> None:
+    """What comes before them may never be computed, and then they are no hit."""
+    await with_tiers(pool, HOST)
+    await report(pool, "a", Tier.HOST, BLOCKS[3:])
+    await place(pool, "busy", "a", tokens=4000)
+    await hold(pool, "reserves", "a", chain=chain(*PROMPT.hashes[:3], prompt_tokens=301))
+    held = await hold(pool, "held", "a", chain=PROMPT)
+
+    assert held.uncached_tokens == 601

@@ -1,5 +1,6 @@
 -- Pulls of blocks from the cache of another instance, the source (scheduling/estimates/pulls.py). The stretch of time
 -- that is booked on the link of a source is over by itself.
+local decoded = require('shared.decoded')
 local instances = require('shared.instances')
 local kv = require('shared.kv')
 local prefix_index = require('shared.prefix_index')
@@ -53,13 +54,15 @@ end
 
 -- Lists what a request has pulled, or computed where the pull failed, now that its first token came.
 local function list_pulled(request, instance, now_ms)
-  local chain, block_tokens, packed =
-    unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens', 'samples'))
+  local chain, block_tokens, packed, told =
+    unpack(call('HMGET', keys.request .. request.id, 'chain', 'block_tokens', 'samples', 'told'))
   if not packed then
     return
   end
-  local hit, stamp = kv.hit_blocks(instance, chain)
-  kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp)
+  -- By now the instance may be known to have several cache groups.
+  local prompt_tokens = (decoded(told) or {}).prompt_tokens or #chain / 8 * block_tokens
+  local hit, stamp, listed = kv.hit_blocks(instance, chain, nil, kv.most_blocks(prompt_tokens, block_tokens))
+  kv.stamp_chain(instance, chain, block_tokens, #chain / 8, hit, stamp, listed, prompt_tokens)
   tiers.stamp_chain(instance, chain, block_tokens, now_ms)
   local samples = {}
   for first = 1, #packed, 8 do
