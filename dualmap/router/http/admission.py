@@ -370,6 +370,7 @@ def read_head(read: InferenceRequest, request: ClientRequest, body: Mapping[str,
     if (revision := request.get(b"x-dualmap-revision")) is not None:
         read.asked_revision = revision.decode("latin-1").strip()
     if read.prompt is not None:
+        read.prompt.tenant = "" if request.caller is None else request.caller.tenant.name
         read.run = run_of(request.fields, body)
 
 

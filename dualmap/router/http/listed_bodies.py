@@ -255,7 +255,6 @@ class ListedBodies:
             if found.marks:
                 kept = Listed(listing.hashes, found.digest, len(body) - at)
                 found.sent.hashed = partial(self._known.keep, kept, start, found.marks)
-                found.sent.tenant = _tenant_of(request)
             frame.head = frame.head or found.head
         return read
 

@@ -161,7 +161,7 @@ class SentPrompt:
     hashed: Callable[[HashedText], None] | None = None
     """Is called with the blocks of its text, to keep them for the conversation's next turn."""
     tenant: str = ""
-    """The tenant for which these are kept."""
+    """The tenant that sent it. What is known of prompts is apart for each."""
 
     @property
     def text_bytes(self) -> int | None:

@@ -259,7 +259,7 @@ async def read_prompt(
             _keep(sent, rule, seed, chain, prompt.begins.blocks * rule.block_bytes, prompt.data)
             return ReadPrompt(chain, sent.text_bytes, expected, limit)
         assert sent.whole is not None
-        sent = replace(sent.whole(), pooled=sent.pooled, salt=sent.salt)
+        sent = replace(sent.whole(), pooled=sent.pooled, salt=sent.salt, tenant=sent.tenant)
         prompt = sent.prompt
         assert not isinstance(prompt, (ContinuedText, ContinuedChat))
     if sent.pooled:

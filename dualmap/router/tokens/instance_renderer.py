@@ -19,7 +19,13 @@ from typing import Final, TypeVar
 from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import SentPrompt
 from dualmap.router.prompts.prompt import Unrendered
-from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
+from dualmap.router.tokens.instance_client import (
+    MAX_WAITING,
+    InstanceClient,
+    LateAnswerError,
+    TokenizeError,
+    Waiting,
+)
 from dualmap.router.tokens.rendered_prompt import (
     RENDER_PATH,
     ImageTokens,
@@ -43,10 +49,8 @@ T = TypeVar("T")
 MIN_TOKENS: Final = 256
 """Estimated tokens from the first message with an image on. Of fewer, an estimate costs less than the question."""
 MAX_TEXT_BYTES: Final = 1 << 20
-MAX_WAITING: Final = 64
-"""Prompts whose rendering is awaited; one more is estimated at once."""
-MAX_WAITING_BYTES: Final = 64 << 20
-"""Bytes of their images, which outlive their requests."""
+MAX_WAITING_BYTES: Final = 80 << 20
+"""Bytes of the images of prompts that wait, which outlive their requests."""
 RETRY_S: Final = 60.0
 """Time before the next question to an instance that does not render, or with an image of a prompt that it refused."""
 LATE_IN_ROW: Final = 3
@@ -55,8 +59,12 @@ _IN_THREAD_BYTES: Final = 64 << 10
 """A body or an answer beyond this is made, or read, in a thread: it takes milliseconds."""
 
 
+MAX_TENANTS: Final = 4096
+"""Tenants whose renderings' lateness is remembered."""
+
+
 class _Patience:
-    """Whether requests wait for renderings: not while these come too late."""
+    """Whether requests of a tenant wait for renderings: not while these come too late."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -96,13 +104,14 @@ class InstanceRenderer:
         self._refused: Kept[int, float] = Kept(MAX_WAITING * MAX_WAITING)
         """The times until which images of refused prompts are not sent again; each counts as one."""
         self._pending: dict[int, asyncio.Task[RenderedPrompt | Unrendered]] = {}
-        self._pending_bytes = 0
+        self._waiting = Waiting()
         self._asked_for: dict[int, asyncio.Event] = {}
         """Images that a question under way has."""
         self._numbers: bool | None = None
         """Whether the model numbers images; None: no instance has shown it yet."""
-        self._patience = {is_new: _Patience(clock) for is_new in (False, True)}
-        """For prompts without and with an image that is not known: the latter take longer."""
+        self._patience: Kept[tuple[str, bool], _Patience] = Kept(2 * MAX_TENANTS)
+        """By the tenant, and for prompts without and with an image that is not known: the latter take longer. Each
+        counts as one."""
         self._not_before_s: dict[str, float] = {}
         """The times before which instances are not asked, by URL."""
 
@@ -126,11 +135,11 @@ class InstanceRenderer:
             return Unrendered.REFUSED
         model = model_of(lora) if lora else self._model
         try:
-            question = RenderQuestion(source, model, numbered=self._numbers is True)
+            question = RenderQuestion(source, model, numbered=self._numbers is True, tenant=sent.tenant)
         except UnrenderedError as error:
             log.debug("prompt not rendered: %s", error)
             return Unrendered.REFUSED
-        prompt = self._prompts.get(question.key) or await self._await(question, model)
+        prompt = self._prompts.get(question.key) or await self._await(question, model, sent.tenant)
         return prompt if isinstance(prompt, Unrendered) else prompt.chain(block_tokens, lora, sent.salt)
 
     async def close(self) -> None:
@@ -146,11 +155,11 @@ class InstanceRenderer:
         text_tokens = (prompt.size - prompt.media_at) / learned.bytes_per_token
         return text_tokens + len(prompt.image_ends) * learned.image_tokens >= MIN_TOKENS
 
-    async def _await(self, question: RenderQuestion, model: str) -> RenderedPrompt | Unrendered:
+    async def _await(self, question: RenderQuestion, model: str, tenant: str) -> RenderedPrompt | Unrendered:
         """The rendering if it comes in time; callers with the same prompt share one question. Where they come too late
         for some time, it is not waited for, and asked for only for the sake of images that later prompts may have."""
         is_new = any(key not in self._images for key in question.images)
-        patience = self._patience[is_new]
+        patience = self._patience_of(tenant, is_new)
         if not (patience.waits or is_new):
             return Unrendered.LATE
         task = self._pending.get(question.key)
@@ -162,10 +171,12 @@ class InstanceRenderer:
                 sent_bytes = question.sent_bytes(self._images)
             except UnrenderedError:
                 return Unrendered.REFUSED
-            if len(self._pending) >= MAX_WAITING or self._pending_bytes + sent_bytes > MAX_WAITING_BYTES:
+            if not self._waiting.has_room(tenant, sent_bytes, MAX_WAITING_BYTES):
                 return Unrendered.BUSY
-            self._pending_bytes += sent_bytes
-            task = self._pending[question.key] = asyncio.create_task(self._learn(question, url, model, sent_bytes))
+            self._waiting.enter(tenant, sent_bytes)
+            task = self._pending[question.key] = asyncio.create_task(
+                self._learn(question, url, model, tenant, sent_bytes)
+            )
         if not patience.waits:
             return Unrendered.LATE
         try:
@@ -177,6 +188,12 @@ class InstanceRenderer:
         patience.in_time()
         return found
 
+    def _patience_of(self, tenant: str, is_new: bool) -> _Patience:
+        found = self._patience.get((tenant, is_new))
+        if found is None:
+            self._patience.keep((tenant, is_new), found := _Patience(self._clock), 1)
+        return found
+
     def _instance(self, model: str) -> str | None:
         """An instance that may render."""
         view, now_s = self._view(), self._clock.monotonic_s()
@@ -185,17 +202,17 @@ class InstanceRenderer:
         return random.choice(asked) if asked else None
 
     async def _learn(
-        self, question: RenderQuestion, url: str, model: str, sent_bytes: int
+        self, question: RenderQuestion, url: str, model: str, tenant: str, sent_bytes: int
     ) -> RenderedPrompt | Unrendered:
         try:
             while others := [each for key in question.images if (each := self._asked_for.get(key)) is not None]:
                 await others[0].wait()
-            return await self._render(question, url, model)
+            return await self._render(question, url, model, tenant)
         finally:
             del self._pending[question.key]
-            self._pending_bytes -= sent_bytes
+            self._waiting.leave(tenant, sent_bytes)
 
-    async def _render(self, question: RenderQuestion, url: str, model: str) -> RenderedPrompt | Unrendered:
+    async def _render(self, question: RenderQuestion, url: str, model: str, tenant: str) -> RenderedPrompt | Unrendered:
         known = {key: found for key in question.images if (found := self._images.get(key)) is not None}
         new = [key for key in dict.fromkeys(question.images) if key not in known]
         now_s = self._clock.monotonic_s()
@@ -204,13 +221,13 @@ class InstanceRenderer:
         done = asyncio.Event()
         self._asked_for |= dict.fromkeys(new, done)
         try:
-            async with self._client.turn:
+            async with self._client.turn(tenant):
                 if self._numbers is None:  # also keeps images from an instance that renders none
                     self._numbers = await self._are_numbered(url, model)
                     if self._numbers:
                         return Unrendered.LATE
                 body = await _in_thread(question.sent_bytes(known), lambda: question.body(known))
-                answer = await self._client.post(url + RENDER_PATH, body)
+                answer = await self._post(url, body, is_new=bool(new))
             if answer is None:
                 raise UnrenderedError("it was refused")
             rendered = await _in_thread(len(answer), lambda: read_rendered(answer, len(question.images)))
@@ -240,6 +257,15 @@ class InstanceRenderer:
         prompt = rendered.with_images([known.get(key) for key in question.images])
         self._prompts.keep(question.key, prompt, prompt.memory_bytes)
         return prompt
+
+    async def _post(self, url: str, body: bytes, *, is_new: bool) -> bytes | None:
+        """The answer; None where the prompt is at fault, as one is whose new images take too long to fetch."""
+        try:
+            return await self._client.post(url + RENDER_PATH, body)
+        except LateAnswerError:
+            if is_new:
+                return None
+            raise
 
     async def _are_numbered(self, url: str, model: str) -> bool:
         answer = await self._client.post(url + RENDER_PATH, two_stand_ins(model))

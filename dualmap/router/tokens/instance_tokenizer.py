@@ -20,7 +20,7 @@ import xxhash
 from dualmap.router.kept import Kept
 from dualmap.router.prompts.inference_request import SentPrompt, TokenSource
 from dualmap.router.prompts.prompt import TokenizedHow
-from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError
+from dualmap.router.tokens.instance_client import InstanceClient, TokenizeError, Waiting
 from dualmap.router.tokens.request_kind import RequestKind
 from dualmap.runtime.clock import Clock
 from dualmap.scheduling.prompts.chain import Chain
@@ -30,8 +30,6 @@ from dualmap.scheduling.state.view import ClusterView
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING: Final = 64
-"""Prompts whose tokens are awaited; one more has byte blocks at once."""
 RETRY_S: Final = 30.0
 """Time before the next query after an instance that has no ``/tokenize``, or did not answer."""
 MAX_TEXT_BYTES: Final = 1 << 20
@@ -56,6 +54,7 @@ class InstanceTokenizer:
         self._count = count
         self._known: Kept[int, array[int]] = Kept(max_bytes)
         self._pending: dict[int, asyncio.Task[array[int] | None]] = {}
+        self._waiting = Waiting()
         self._not_before_s = 0.0
 
     @property
@@ -70,10 +69,10 @@ class InstanceTokenizer:
         if question is None:
             self._count("bytes")
             return None
-        key = xxhash.xxh3_64_intdigest(question)
+        key = tenant_digest(sent.tenant, question)
         ids = self._known.get(key)
         if ids is None:
-            ids = await self._await(key, question, model)
+            ids = await self._await(key, question, model, sent.tenant)
             if ids is None:
                 return None
         return engine_chain(ids, block_tokens, BlockExtras.of(lora, sent.salt))
@@ -90,17 +89,18 @@ class InstanceTokenizer:
         await asyncio.gather(*self._pending.values(), return_exceptions=True)
         await self._client.close()
 
-    async def _await(self, key: int, question: bytes, model: str) -> array[int] | None:
+    async def _await(self, key: int, question: bytes, model: str, tenant: str) -> array[int] | None:
         """The instance's answer if it comes in time; callers with the same prompt share one query."""
         task = self._pending.get(key)
         if task is None:
             if self._clock.monotonic_s() < self._not_before_s:
                 self._count("bytes")
                 return None
-            if len(self._pending) >= MAX_WAITING:
+            if not self._waiting.has_room(tenant, 0, 0):
                 self._count("busy")
                 return None
-            task = self._pending[key] = asyncio.create_task(self._learn(key, question, model))
+            self._waiting.enter(tenant, 0)
+            task = self._pending[key] = asyncio.create_task(self._learn(key, question, model, tenant))
         try:
             async with asyncio.timeout(self._timeout_s):
                 ids = await asyncio.shield(task)
@@ -111,12 +111,13 @@ class InstanceTokenizer:
             self._count("bytes")
         return ids
 
-    async def _learn(self, key: int, question: bytes, model: str) -> array[int] | None:
+    async def _learn(self, key: int, question: bytes, model: str, tenant: str) -> array[int] | None:
         try:
-            async with self._client.turn:
+            async with self._client.turn(tenant):
                 ids = await self._query(question, model)
         finally:
             del self._pending[key]
+            self._waiting.leave(tenant, 0)
         if ids is not None:
             self._known.keep(key, ids, _ENTRY_BYTES + TOKEN_BYTES * len(ids))
         return ids
@@ -152,6 +153,12 @@ class InstanceTokenizer:
             return array("I", [token & 0xFFFFFFFF for token in orjson.loads(answer)["tokens"]])
         except (ValueError, KeyError, TypeError) as error:
             raise TokenizeError(repr(error)) from error
+
+
+def tenant_digest(tenant: str, content: bytes) -> int:
+    """A hash of content that a tenant sent: what is known of prompts is apart for each, so that none can find out by
+    time what another one has sent."""
+    return xxhash.xxh3_64_intdigest(content, xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass")))
 
 
 def _question(source: TokenSource, model: str) -> bytes | None:

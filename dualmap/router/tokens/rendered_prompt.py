@@ -21,7 +21,7 @@ import xxhash
 
 from dualmap.api_bodies.prompt import is_image
 from dualmap.router.prompts.inference_request import TokenSource
-from dualmap.router.tokens.instance_tokenizer import chat_message
+from dualmap.router.tokens.instance_tokenizer import chat_message, tenant_digest
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import TOKEN_BYTES, BlockExtras, Medium, engine_chain
 from dualmap.scheduling.values import value
@@ -132,8 +132,9 @@ def two_stand_ins(model: str) -> bytes:
 class RenderQuestion:
     """A prompt with images, as it is to be rendered for a model."""
 
-    def __init__(self, source: TokenSource, model: str, *, numbered: bool = False) -> None:
-        """``numbered``: an image's tokens depend on its place among the prompt's images. Raises UnrenderedError."""
+    def __init__(self, source: TokenSource, model: str, *, numbered: bool = False, tenant: str = "") -> None:
+        """``numbered``: an image's tokens depend on its place among the prompt's images. What is known of images is
+        apart for each ``tenant``: clients name images as they like. Raises UnrenderedError."""
         body = source.body()
         fields = {name: body[name] for name in _RENDERED_FIELDS if body.get(name) is not None}
         fields.setdefault("add_special_tokens", source.adds_special_tokens)
@@ -144,7 +145,7 @@ class RenderQuestion:
         if len(marks) != sum(map(is_image, self._parts())):
             raise UnrenderedError("its images are not those that its prompt has marks of")
         settings = _dumps([fields.get(name) for name in _IMAGE_FIELDS])
-        seed = xxhash.xxh3_64_intdigest(settings) >> 32
+        seed = tenant_digest(tenant, settings) >> 32
         places = [place if numbered else 0 for place in range(len(marks))]
         keys = [xxhash.xxh3_64_intdigest(mark, seed + place) for mark, place in zip(marks, places, strict=True)]
         self.images: tuple[int, ...] = tuple(keys)

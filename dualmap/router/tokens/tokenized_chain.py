@@ -38,14 +38,16 @@ class ChainMaker:
         return self._cache.memory_bytes
 
     def steps(
-        self, text: bytes, block_tokens: int, extras: BlockExtras, *, add_special_tokens: bool, until: int | None = None
-    ) -> Steps:
+        self, text: bytes, block_tokens: int, extras: BlockExtras, *, add_special_tokens: bool, tenant: str = "",
+        until: int | None = None,
+    ) -> Steps:  # fmt: skip
         """Yields the texts to tokenize (once), is sent their token ids, and returns the chain, with the state at
         ``until``, a boundary.
 
-        Chains of a ``block_tokens`` and of extras that differ share nothing.
+        Chains of a ``block_tokens``, of extras and of tenants that differ share nothing: none can find out by time what
+        another one has sent.
         """
-        grid = prefix_grid(text, _seed(block_tokens, extras, add_special_tokens))
+        grid = prefix_grid(text, _seed(block_tokens, extras, add_special_tokens, tenant))
         with self._lock:
             start = self._cache.find(grid, text)
         if start is None:
@@ -86,8 +88,10 @@ class ChainMaker:
         return ends
 
 
-def _seed(block_tokens: int, extras: BlockExtras, add_special_tokens: bool) -> int:
+def _seed(block_tokens: int, extras: BlockExtras, add_special_tokens: bool, tenant: str) -> int:
     seed = block_tokens << 1 | add_special_tokens
+    if tenant:
+        seed = xxhash.xxh3_64_intdigest(tenant.encode("utf-8", "surrogatepass"), seed)
     if not extras.usual and not extras.at:
         return seed
     parts = [extras.usual, *(b"%d:%b" % place for place in sorted(extras.at.items()))]

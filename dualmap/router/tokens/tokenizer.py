@@ -77,13 +77,14 @@ class PoolTokenizer:
             return None
         extras = BlockExtras.of(lora, sent.salt)
         keeps = sent.hashed is not None and not source.has_media and _continues(source)
-        keeps_for = sent.tenant if keeps else None
         short = not keeps and source.text_bytes <= AT_ONCE_TEXT_BYTES and source.parts <= AT_ONCE_PARTS
         try:
             if not short:
-                made = await self._in_thread(lambda: self._all(source, block_tokens, extras, keeps_for=keeps_for))
+                made = await self._in_thread(
+                    lambda: self._all(source, block_tokens, extras, tenant=sent.tenant, keeps=keeps)
+                )
             else:
-                steps = self._steps(source, block_tokens, extras)
+                steps = self._steps(source, block_tokens, extras, tenant=sent.tenant)
                 texts = next(steps)
                 if sum(map(len, texts)) <= self._encoder.at_once_chars:
                     made = _finish(steps, self._encoder.encode(texts))
@@ -131,8 +132,8 @@ class PoolTokenizer:
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _all(self, source: TokenSource, block_tokens: int, extras: BlockExtras, *, keeps_for: str | None) -> Made:
-        steps = self._steps(source, block_tokens, extras, keeps_for=keeps_for)
+    def _all(self, source: TokenSource, block_tokens: int, extras: BlockExtras, *, tenant: str, keeps: bool) -> Made:
+        steps = self._steps(source, block_tokens, extras, tenant=tenant, keeps=keeps)
         return _finish(steps, self._encoder.encode(next(steps)))
 
     def _splits_of(self, path: str, body: Mapping[str, Any]) -> SplitChats:
@@ -169,19 +170,19 @@ class PoolTokenizer:
         return array("I", first) + array("I", ids) + array("I", last)
 
     def _steps(
-        self, source: TokenSource, block_tokens: int, extras: BlockExtras, *, keeps_for: str | None = None
+        self, source: TokenSource, block_tokens: int, extras: BlockExtras, *, tenant: str, keeps: bool = False
     ) -> Generator[list[str], Encoded, Made]:
-        """The steps of ``ChainMaker``. With ``keeps_for``, a tenant, they also find the place from which a longer chat
+        """The steps of ``ChainMaker``. With ``keeps`` they also find the place from which a longer chat
         continues."""
         data, special = self._text(source)
         split, until, seed = None, None, 0
-        if keeps_for is not None and not (special and self._encoder.last_ids) and self._templates is not None:
+        if keeps and not (special and self._encoder.last_ids) and self._templates is not None:
             body = _chat_of(source, self._templates)
-            split = self._splits_of(source.path, body).opening(body, tenant=keeps_for)
+            split = self._splits_of(source.path, body).opening(body, tenant=tenant)
             seed = self._seed(block_tokens, extras, body)
         if split is not None and data.endswith(opening := split[1].encode()) and self._may_cut(split[1]):
             until = len(data) - len(opening)
-        made = self._maker.steps(data, block_tokens, extras, add_special_tokens=special, until=until)
+        made = self._maker.steps(data, block_tokens, extras, add_special_tokens=special, tenant=tenant, until=until)
         chain, known = yield from made
         if known is None or split is None:
             return chain, None

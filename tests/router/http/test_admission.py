@@ -240,6 +240,16 @@ def test_a_response_that_continues_another_names_the_instance_that_stored_it() -
     assert (read.pinned_to, read.leaves_id_open, read.continues) == (None, False, None)
 
 
+@pytest.mark.parametrize("tenant", ["", "acme"])
+def test_a_prompt_has_the_name_of_its_tenant(tenant: str) -> None:
+    asked = request("/v1/completions", {"model": "m", "prompt": "hi"})
+    asked.caller = Caller(Tenant(tenant), "ci") if tenant else None
+    prompt = read_inference_request(asked, "r").prompt
+
+    assert prompt is not None
+    assert prompt.tenant == tenant
+
+
 def test_what_a_tenant_stored_is_there_for_it_alone() -> None:
     stored = response_id("r", "npu-0", "acme")
     body = {"model": "m", "input": "hi", "previous_response_id": stored}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from dualmap.router.prompts.prompt import (
     sent_prompt,
 )
 from dualmap.scheduling.estimates.learned import Learned
-from dualmap.scheduling.prompts.blocks import BlockRule, TextPrompt, cache_seed
+from dualmap.scheduling.prompts.blocks import BlockRule, ContinuedText, KnownText, TextPrompt, cache_seed
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import engine_chain
+from dualmap.scheduling.values import replaced
 
 LEARNED = Learned(answer_tokens=(20.0, 90.0, 300.0, 500.0, 700.0, 256.0))
 """The last one without a limit."""
@@ -261,3 +263,21 @@ async def test_a_rendered_prompt_is_counted_by_its_tokens_and_still_teaches_of_i
     )
     assert (read.chain, read.count, read.images, read.unrendered) == (chain, count, 1, None)
     assert read.text_bytes == sent.text_bytes
+
+
+async def test_the_whole_of_a_prompt_whose_beginning_is_not_used_is_that_of_its_tenant() -> None:
+    tenants: list[str] = []
+
+    class Tokenizer(HeadTokenizer):
+        async def tokenize(self, sent: SentPrompt, *, lora: str | None, block_tokens: int) -> TokenizedPrompt:
+            tenants.append(sent.tenant)
+            return TokenizedPrompt(self.head)
+
+    whole = sent_prompt("/v1/completions", {"prompt": "x" * 200})
+    assert whole is not None
+    begins = KnownText(0, 64, array("Q", [1]), 1, b"")
+    sent = replaced(whole, prompt=ContinuedText(begins, [b"x" * 136]), whole=lambda: whole, tenant="acme")
+    tokenizer = Tokenizer(engine_chain(range(64), 16))
+    await read_prompt(sent, model="m", lora=None, rule=BlockRule(), learned=Learned(), tokenizer=tokenizer)
+
+    assert tenants == ["acme"]

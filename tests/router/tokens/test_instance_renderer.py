@@ -14,8 +14,8 @@ import pytest
 
 from dualmap.api_bodies.prompt import LongTexts
 from dualmap.router.prompts.prompt import Unrendered, sent_prompt
-from dualmap.router.tokens import instance_renderer
-from dualmap.router.tokens.instance_client import InstanceClient
+from dualmap.router.tokens import instance_client, instance_renderer
+from dualmap.router.tokens.instance_client import MAX_ASKING, InstanceClient
 from dualmap.router.tokens.instance_renderer import LATE_IN_ROW, RETRY_S, InstanceRenderer
 from dualmap.router.tokens.rendered_prompt import RENDER_PATH, STAND_IN, two_stand_ins
 from dualmap.scheduling.estimates.learned import Learned
@@ -130,9 +130,11 @@ async def chain_of(
     *,
     long: LongTexts | None = None,
     lora: str | None = None,
+    tenant: str = "",
 ) -> Chain | Unrendered:
     sent = sent_prompt(path, body, long or {})
     assert sent is not None
+    sent.tenant = tenant
     return await renderer.chain(sent, lora=lora, block_tokens=BLOCK_TOKENS)
 
 
@@ -235,6 +237,65 @@ async def test_no_request_waits_while_renderings_come_too_late(
     clock.now_s += RETRY_S
     found = [await chain_of(renderer, chat(CAT, text=text)) for text in ("f", "g")]
     assert found == [expected(render_chat(chat(CAT, text=text)["messages"])) for text in ("f", "g")]
+
+
+async def test_what_is_known_of_images_is_apart_for_each_tenant(renderer: InstanceRenderer, instance: Instance) -> None:
+    """Clients name images as they like, and one that was sent before is answered sooner."""
+    named = {"type": "image_url", "uuid": "logo", "image_url": {"url": CAT}}
+    await chain_of(renderer, {"messages": [{"role": "user", "content": [named]}]}, tenant="a")
+    other = {"role": "user", "content": [{**named, "image_url": {"url": DOG}}]}
+
+    assert await chain_of(renderer, {"messages": [other]}, tenant="b") == expected(render_chat([other]))
+    assert await chain_of(renderer, chat(CAT), tenant="b") == await chain_of(renderer, chat(CAT), tenant="a")
+    assert instance.images == [[CAT], [DOG], [CAT], [CAT]]
+
+
+async def test_the_late_renderings_of_one_tenant_keep_no_other_from_waiting(
+    renderer: InstanceRenderer, instance: Instance
+) -> None:
+    instance.open.clear()
+    renderer.timeout_s = 0.01
+    for number in range(MAX_ASKING + 1):
+        slow = chat(png_url(280, 280, 100 + number))
+        assert await chain_of(renderer, slow, tenant="slow") is Unrendered.LATE
+    renderer.timeout_s = 60.0
+    other = asyncio.create_task(chain_of(renderer, chat(CAT), tenant="other"))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert [CAT] in instance.images, "it has a turn"
+    instance.open.set()
+
+    assert isinstance(await other, Chain), "it is waited for"
+
+
+@pytest.mark.parametrize("how", ["status", "time"])
+async def test_an_image_that_cannot_be_fetched_blames_no_instance(
+    renderer: InstanceRenderer, instance: Instance, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    assert isinstance(await chain_of(renderer, chat(DOG)), Chain)
+    if how == "status":
+        instance.status = 500
+    else:
+        monkeypatch.setattr(instance_client, "QUERY_TIMEOUT_S", 0.01)
+        instance.open.clear()
+    for number in range(4):
+        unfetched = chat(f"http://nowhere/{number}.png", text="long " * 400)
+        assert await chain_of(renderer, unfetched) is Unrendered.REFUSED
+    instance.status = 200
+    instance.open.set()
+    monkeypatch.undo()
+
+    assert isinstance(await chain_of(renderer, chat(CAT)), Chain)
+
+
+async def test_an_answer_beyond_all_sizes_is_none(
+    renderer: InstanceRenderer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert isinstance(await chain_of(renderer, chat(DOG)), Chain)
+    monkeypatch.setattr(instance_client, "MAX_ANSWER_BYTES", 100)
+
+    assert await chain_of(renderer, chat(CAT)) is Unrendered.OFF
+    assert "its answer is longer than 100 bytes" in caplog.text
 
 
 async def test_an_instance_that_does_not_render_is_left_alone_for_a_while(

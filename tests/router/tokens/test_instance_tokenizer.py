@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from dualmap.router.prompts.prompt import sent_prompt
-from dualmap.router.tokens.instance_client import InstanceClient
-from dualmap.router.tokens.instance_tokenizer import MAX_WAITING, RETRY_S, InstanceTokenizer
+from dualmap.router.tokens.instance_client import MAX_WAITING_FOR_TENANT, InstanceClient
+from dualmap.router.tokens.instance_tokenizer import RETRY_S, InstanceTokenizer
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.prompts.engine_blocks import BlockExtras, engine_chain
 from dualmap.scheduling.state.hotness import HotnessTree
@@ -97,6 +97,27 @@ async def test_a_prompt_is_asked_for_once_and_separated_by_adapter_and_salt(
     assert results == []
 
 
+async def test_what_is_known_of_prompts_is_apart_for_each_tenant(
+    tokenizer: InstanceTokenizer, instance: Instance
+) -> None:
+    for tenant in ("a", "b", "a"):
+        sent = sent_prompt(CHAT, chat("one", "two"))
+        sent.tenant = tenant
+        assert await tokenizer.chain(sent, lora=None, block_tokens=BLOCK_TOKENS) == engine_chain([3, 3], BLOCK_TOKENS)
+
+    assert len(instance.asked) == 2
+
+
+async def test_a_prompt_that_makes_an_instance_fail_is_no_reason_to_leave_it_alone(
+    tokenizer: InstanceTokenizer, instance: Instance
+) -> None:
+    instance.status = 500
+    assert await chain_of(tokenizer, CHAT, chat("odd")) is None
+    instance.status = 200
+
+    assert await chain_of(tokenizer, CHAT, chat("a")) is not None
+
+
 async def test_a_chat_is_asked_for_with_all_that_its_template_may_see(
     tokenizer: InstanceTokenizer, instance: Instance
 ) -> None:
@@ -138,9 +159,16 @@ async def test_prompts_beyond_the_bound_have_byte_blocks_at_once(
     tokenizer: InstanceTokenizer, instance: Instance, results: list[str]
 ) -> None:
     instance.open.clear()
-    asking = [asyncio.create_task(chain_of(tokenizer, CHAT, chat(str(number)))) for number in range(MAX_WAITING)]
+    asking = [
+        asyncio.create_task(chain_of(tokenizer, CHAT, chat(str(number)))) for number in range(MAX_WAITING_FOR_TENANT)
+    ]
     await asyncio.sleep(0)
     assert await chain_of(tokenizer, CHAT, chat("one more")) is None
+    assert results == ["busy"]
+    sent = sent_prompt(CHAT, chat("another tenant's"))
+    sent.tenant = "other"
+    asking.append(asyncio.create_task(tokenizer.chain(sent, lora=None, block_tokens=BLOCK_TOKENS)))
+    await asyncio.sleep(0)
     assert results == ["busy"]
     await asyncio.gather(*asking)
 

@@ -117,6 +117,19 @@ async def test_a_later_turn_is_tokenized_from_its_own_words_on(
     assert results == []
 
 
+async def test_what_is_known_of_texts_is_apart_for_each_tenant(
+    tokenizer: PoolTokenizer, encoder: CountingEncoder
+) -> None:
+    given = []
+    for tenant in ("a", "b", "a"):
+        sent = sent_prompt("/v1/chat/completions", chat("system " * 400, "question " * 2000))
+        sent.tenant, encoder.given_chars = tenant, 0
+        await tokenizer.chain(sent, lora=None, block_tokens=BLOCK_TOKENS)
+        given.append(encoder.given_chars)
+
+    assert given[0] == given[1] > 10_000 > given[2]
+
+
 async def test_a_message_s_end_and_the_opening_of_the_answer_are_one_place_to_start_from(
     tokenizer: PoolTokenizer, encoder: CountingEncoder
 ) -> None:
