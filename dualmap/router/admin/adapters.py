@@ -112,8 +112,9 @@ def routes_for(find_admin: Callable[[Request], Admin]) -> APIRouter:
         """Register an adapter for the pool, and load it on its homes: the two instances of its hash key. Others load it
         when a request needs it. A name that is registered with another path is replaced with `load_inplace` alone.
         Operators need the admin key; a tenant's own key will do for paths below its `adapter_paths`."""
+        asked = _asked(pool, runtime, tenant, wanted)
         await _draw_call(pool, runtime, tenant)
-        return await _load(pool, runtime, tenant, wanted, keeps_kv=keeps_cache(request))
+        return await _load(pool, runtime, tenant, wanted, asked, keeps_kv=keeps_cache(request))
 
     @routes.post(UNLOAD_PATH, name="unload_lora_adapter", operation_id="unload_lora_adapter")
     async def unload(
@@ -167,20 +168,39 @@ async def _draw_call(pool: ServedPool, runtime: Runtime, tenant: Tenant | None) 
     await pool.store.release([Release(call_id, replica_id=replica_id, returned=nothing_of(draws))])
 
 
-async def _load(
-    pool: ServedPool, runtime: Runtime, tenant: Tenant | None, wanted: LoadAdapter, *, keeps_kv: bool
-) -> Response:
-    name, path = wanted.lora_name, _path_of(wanted, tenant)
-    await pool.view.refresh()
-    _check_name(runtime, pool, tenant, name)
-    owner = _owner_of(runtime, pool, tenant, wanted)
-    asked = RegisteredAdapter(
+def _asked(pool: ServedPool, runtime: Runtime, tenant: Tenant | None, wanted: LoadAdapter) -> RegisteredAdapter:
+    """The adapter that a call registers. Costs neither the store nor an instance anything.
+
+    Raises:
+        RouterError: the call alone shows that it cannot be.
+    """
+    name = wanted.lora_name
+    path = _path_of(wanted, tenant)
+    if not name.isprintable() or name != name.strip():
+        raise InvalidRequestError("lora_name must be printable, without blanks at its ends", param="lora_name")
+    if tenant is not None and pool.settings.name not in pools_of(runtime.pools, tenant):
+        raise NotFoundError(f"there is no pool {pool.settings.name!r} for tenant {tenant.name}", param="pool")
+    return RegisteredAdapter(
         path,
         base=_base_of(pool, wanted.base_model_name),
         rank=wanted.rank or 0,
-        tenant=owner,
+        tenant=_owner_of(runtime, tenant, wanted),
         is_3d=wanted.is_3d_lora_weight,
     )
+
+
+async def _load(
+    pool: ServedPool,
+    runtime: Runtime,
+    tenant: Tenant | None,
+    wanted: LoadAdapter,
+    asked: RegisteredAdapter,
+    *,
+    keeps_kv: bool,
+) -> Response:
+    name, path, owner = wanted.lora_name, asked.path, asked.tenant
+    await pool.view.refresh()
+    _check_free(runtime, pool, tenant, name)
     listed = _listed_path(pool, name)
     former: RegisteredAdapter | None = None
 
@@ -269,12 +289,8 @@ def _path_of(wanted: LoadAdapter, tenant: Tenant | None) -> str:
     return path
 
 
-def _check_name(runtime: Runtime, pool: ServedPool, tenant: Tenant | None, name: str) -> None:
-    """Raises RouterError where the name is no free name for an adapter of the pool."""
-    if not name.isprintable() or name != name.strip():
-        raise InvalidRequestError("lora_name must be printable, without blanks at its ends", param="lora_name")
-    if tenant is not None and pool.settings.name not in pools_of(runtime.pools, tenant):
-        raise NotFoundError(f"there is no pool {pool.settings.name!r} for tenant {tenant.name}", param="pool")
+def _check_free(runtime: Runtime, pool: ServedPool, tenant: Tenant | None, name: str) -> None:
+    """Raises ConflictError where the name is no free name for an adapter of the pool."""
     route, source = runtime.pools.routes.get(name), runtime.pools.source_of(name)
     if route is None or (source == "registered" and route.pool is pool):
         return
@@ -283,7 +299,7 @@ def _check_name(runtime: Runtime, pool: ServedPool, tenant: Tenant | None, name:
         raise ConflictError(f"the model name {name!r} is taken ({source}): choose another one", param="lora_name")
 
 
-def _owner_of(runtime: Runtime, pool: ServedPool, tenant: Tenant | None, wanted: LoadAdapter) -> str:
+def _owner_of(runtime: Runtime, tenant: Tenant | None, wanted: LoadAdapter) -> str:
     if tenant is not None:
         if wanted.tenant not in (None, tenant.name):
             raise ForbiddenPathError("a tenant registers adapters for itself alone: leave tenant out")

@@ -366,6 +366,18 @@ async def test_a_tenant_makes_so_many_calls_a_minute_over_all_replicas(open_door
     assert (await doors[0].pool.store.requests_of(doors[0].runtime.context.replica_id)) == []
 
 
+async def test_calls_that_cannot_be_whatever_is_registered_cost_none_of_them(open_door: Any) -> None:
+    door = await open_door(tenants=(ACME,))
+    mine = {"lora_name": "mine", "lora_path": "/adapters/acme/mine"}
+    wrong = [{}, {"lora_path": "/elsewhere"}, {"lora_name": " mine"}, {"base_model_name": "other"}, {"tenant": "other"}]
+
+    for _ in range(4):
+        statuses = [(await door.load({**mine, **each} if each else {}, by="acme-secret")).status_code for each in wrong]
+        assert statuses == [400, 403, 400, 400, 403]
+
+    assert (await door.load(mine, by="acme-secret")).status_code == 200
+
+
 async def test_strangers_and_tenants_without_a_folder_register_nothing(open_door: Any) -> None:
     door = await open_door(tenants=(ACME, PLAIN), admin_key="operator")
 
