@@ -8,7 +8,7 @@
 # comes back within 2 s, and up to 6 times.
 # For users: the longer a full server asks for, the sooner these come back, and 503s of a pool that is starting are
 # repeated within seconds by one client and obeyed by another. Name 60 s at most where such clients matter, and answer
-# 429 where LangChain should wait. The fleet's longest is 120 s (docs/operate/tenants.md).
+# 429 where LangChain should wait. The fleet's longest is 60 s (docs/operate/tenants.md).
 set -eu
 command -v node >/dev/null && command -v npm >/dev/null || exit 2
 folder=$(mktemp -d)

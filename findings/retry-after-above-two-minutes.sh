@@ -5,7 +5,7 @@
 # Seen: at 120 s both wait and try again. At 121 s openai raises RateLimitError at once, without any of its retries;
 # anthropic waits the whole time, also for an hour, and twice (its 2 retries), whatever `timeout` the client was given.
 # For users: a server that names a true wait of some minutes gets an error from one client at once, and blocks the other
-# for as long. The fleet never names more than 120 s (docs/operate/tenants.md, "Retry-After").
+# for as long. The fleet never names more than 60 s (docs/operate/tenants.md, "Retry-After").
 set -eu
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final
 
 from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnavailableError
 
-LONGEST_RETRY_AFTER_S: Final = 120
-"""The longest ``retry-after``. OpenAI's client gives up at once where it is told to wait for longer, and Anthropic's
-waits for all of it: a longer wait is in the message, and in the fields of the limits."""
+LONGEST_RETRY_AFTER_S: Final = 60
+"""The longest ``retry-after``. Above it several clients give up or return within seconds; a client that returns after
+it is told what is left of its wait. The whole wait is in the message, and in the fields of the limits."""
 NO_INSTANCE_RETRY_S = 2.0
 """Time after which a health check may have made an instance ready."""
 

@@ -60,7 +60,7 @@ def test_no_two_kinds_share_status_and_code() -> None:
 def test_retry_after_is_whole_seconds_and_never_zero() -> None:
     assert error_headers(NoInstanceError("later", retry_after_s=0.2)) == {"retry-after": "1"}
     assert error_headers(NoInstanceError("later", retry_after_s=2.1)) == {"retry-after": "3"}
-    assert error_headers(NoInstanceError("later", retry_after_s=3600.0)) == {"retry-after": "120"}
+    assert error_headers(NoInstanceError("later", retry_after_s=3600.0)) == {"retry-after": "60"}
     assert error_headers(NoInstanceError("later")) == {}
 
 
