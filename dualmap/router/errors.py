@@ -12,6 +12,8 @@ from dualmap.statestore.errors import LimitsUnknownError, StoreError, StoreUnava
 LONGEST_RETRY_AFTER_S: Final = 60
 """The longest ``retry-after``. Above it several clients give up or return within seconds; a client that returns after
 it is told what is left of its wait. The whole wait is in the message, and in the fields of the limits."""
+_SHOWN_CHARS: Final = 128
+"""Characters of a name that a message repeats."""
 NO_INSTANCE_RETRY_S = 2.0
 """Time after which a health check may have made an instance ready."""
 
@@ -225,7 +227,13 @@ def no_instance(pool: str, model: str = "") -> NoInstanceError:
 def unknown_model(model: str) -> UnknownModelError:
     """The error for a model that does not exist, and for one that the caller may not use: it cannot tell the two
     apart."""
-    return UnknownModelError(f"the model {model!r} does not exist; GET /v1/models lists those that do", param="model")
+    shown = beginning_of(model)
+    return UnknownModelError(f"the model {shown!r} does not exist; GET /v1/models lists those that do", param="model")
+
+
+def beginning_of(name: str) -> str:
+    """A name of a client's, as messages repeat it: however long it is, they are short."""
+    return name if len(name) <= _SHOWN_CHARS else f"{name[:_SHOWN_CHARS]}…"
 
 
 class SloUnreachableError(RouterError):

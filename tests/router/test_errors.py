@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import dualmap.router.errors as errors
-from dualmap.router.errors import NoInstanceError, RouterError, error_body, error_headers, from_exception
+from dualmap.router.errors import NoInstanceError, RouterError, error_body, error_headers, from_exception, unknown_model
 from dualmap.statestore.errors import StoreConfigurationError, StoreUnavailableError
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, RouterError)]
@@ -55,6 +55,12 @@ def test_a_full_replica_is_a_rate_limit_and_no_instance_an_overload_to_anthropic
 
 def test_no_two_kinds_share_status_and_code() -> None:
     assert len({(kind.status, kind.code) for kind in KINDS}) == len(KINDS)
+
+
+def test_a_message_repeats_the_beginning_of_a_long_name_of_a_model_alone() -> None:
+    assert unknown_model("x" * 60_000).message == (
+        f"the model '{'x' * 128}…' does not exist; GET /v1/models lists those that do"
+    )
 
 
 def test_retry_after_is_whole_seconds_and_never_zero() -> None:

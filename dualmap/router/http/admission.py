@@ -22,6 +22,7 @@ from dualmap.router.errors import (
     NotFoundError,
     TokenKeysComingError,
     UnsupportedEncodingError,
+    beginning_of,
 )
 from dualmap.router.http.doubled_fields import CLASS_FIELDS, RULED_FIELDS, doubled_fields
 from dualmap.router.http.form_fields import FormField, UnreadableFormError, form_fields
@@ -83,6 +84,8 @@ _STEERING: Final = frozenset({*TRANSFER_KEYS, REPORT_KEY, *EXTRA_ARGS, SAMPLING}
 
 _ANSWERS: Final = frozenset({"n", "best_of"})
 _MOST_ANSWERS: Final = 1 << 20
+_MODEL_BYTES: Final = 1024
+"""Bytes of a model's name that are looked at where it was left out of its body for its length."""
 """More are counted as so many; no engine computes them."""
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:@/+=-]{1,128}")
@@ -384,6 +387,8 @@ def said_by(
 ) -> InferenceRequest:
     """The request as far as it follows from its body, without an id."""
     model, stream = body.get("model"), lax_bool(body.get("stream")) is True
+    if isinstance(model, str) and model in long_texts:  # so long that it is no model's name
+        model = beginning_of(long_texts[model][:_MODEL_BYTES].decode("utf-8", "replace"))
     read = InferenceRequest("", model if isinstance(model, str) else "", path, prompt, None, stream=stream)
     if not _STEERING.isdisjoint(body):
         read.overrides = overriding_fields(body, long_texts, trusts_transfers=trusts_transfers)

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from dualmap.router.errors import unknown_model
 from dualmap.router.http.admission import LONG_BODY_BYTES
 from dualmap.router.http.body_budget import BodyBudget
 from dualmap.router.http.long_bodies import LongBodies, Turns
@@ -77,6 +78,17 @@ async def test_a_prompt_is_the_same_however_long_its_body_is(
 ) -> None:
     read_request = await read(reader, path, json.dumps(body, ensure_ascii=ascii_only).encode())
     assert apart_from_source(read_request.prompt) == apart_from_source(sent_prompt(path, body))
+
+
+@pytest.mark.parametrize("behind", [{"messages": [{"role": "user", "content": "hi"}]}, {"prompt": 5}])
+async def test_a_very_long_name_of_a_model_is_known_by_its_beginning(
+    reader: LongBodies, behind: dict[str, Any]
+) -> None:
+    found = await read(reader, CHAT, {"model": "né" * 50_000, **behind})
+
+    message = unknown_model(found.model).message
+    assert message.startswith("the model 'nénéné")
+    assert len(message) < 250
 
 
 async def test_a_tokenizer_gets_the_whole_of_a_long_chat_whose_messages_are_plain(reader: LongBodies) -> None:
