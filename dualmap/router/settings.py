@@ -266,7 +266,11 @@ class RouterSettings(BaseModel):
     )
 
     # limits --------------------------------------------------------------------------------------------------
-    max_requests: int = Field(16_384, ge=1, description="requests in flight and held on this replica at most")
+    max_requests: int = Field(
+        16_384,
+        ge=1,
+        description="requests in flight and held on this replica at most; half of what others leave, of one tenant",
+    )
     max_connections: int = Field(20_000, ge=1, description="client connections at most, without those to ops_port")
     max_body_bytes: int = Field(32 << 20, ge=1024, description="largest request body, bytes")
     max_buffered_body_bytes: int = Field(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from dualmap.router.errors import ReplicaFullError
 from dualmap.router.requests.deadlines import Deadlines
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
     from dualmap.router.requests.live_request import LiveRequest
 
 
+_OWN_PART: Final = 16
+"""A tenant may have one of so many parts of a replica's room, whatever others have."""
+
+
 class LiveRequests:
     """The requests of this replica that are held or in flight, by id, up to a limit.
+
+    A tenant may have one of ``_OWN_PART`` parts of the limit, and beyond that no more than it leaves free. So it fills
+    half of the room, a second one half of the rest, and some is left for everybody else.
 
     An id is free again once the store knows that its request is over. Until then a reservation would be taken for a
     repetition of the former one, and a repeated release would end the new request.
@@ -36,6 +44,7 @@ class LiveRequests:
         self.accepted = 0
         """Requests that were ever admitted."""
         self._by_id: dict[str, LiveRequest] = {}
+        self._of_tenants = Counter[str]()
         self._releasing: set[str] = set()
 
     def __len__(self) -> int:
@@ -58,25 +67,41 @@ class LiveRequests:
         """Enter a request whose id is not live here.
 
         Raises:
-            ReplicaFullError: the replica has as many as it may.
+            ReplicaFullError: the replica has as many as it may, or as many of its tenant.
         """
-        if len(self._by_id) >= self._limit:
+        free = self._limit - len(self._by_id) - 1
+        if free < 0:
             raise ReplicaFullError(
                 f"this replica has reached its limit of {self._limit} requests; try again, or raise"
                 " router.max_requests",
                 retry_after_s=1.0,
             )
+        if tenant := live.inference_request.tenant:
+            count = self._of_tenants[tenant] + 1
+            if count > max(1, self._limit // _OWN_PART, free):
+                raise ReplicaFullError(
+                    f"your tenant has {count - 1} requests on this replica, its part of router.max_requests that is"
+                    " left; try again when some have ended",
+                    retry_after_s=1.0,
+                )
+            self._of_tenants[tenant] = count
         self._by_id[live.request_id] = live
         self.accepted += 1
 
     def rename(self, live: LiveRequest, request_id: str) -> None:
         """Know the request by another id, which its machine is given next."""
-        self.leave(live)
+        if self._by_id.get(live.request_id) is live:
+            del self._by_id[live.request_id]
         self._by_id[request_id] = live
 
     def leave(self, live: LiveRequest) -> None:
-        if self._by_id.get(live.request_id) is live:
-            del self._by_id[live.request_id]
+        if self._by_id.get(live.request_id) is not live:
+            return
+        del self._by_id[live.request_id]
+        if tenant := live.inference_request.tenant:
+            self._of_tenants[tenant] -= 1
+            if not self._of_tenants[tenant]:
+                del self._of_tenants[tenant]
 
     def is_releasing(self, request_id: str) -> bool:
         """Whether its end is being sent to the store."""
