@@ -71,8 +71,10 @@ async def test_an_instance_that_was_given_back_is_free(pool: PoolStore) -> None:
     await pool.kv_events.renew_subscriber("worker-2", LEASE_MS)
     await pool.kv_events.release("a", fence)
     await pool.kv_events.release("a", fence - 1)
+    taken = await pool.kv_events.claim("a", "worker-2")
 
-    assert await pool.kv_events.claim("a", "worker-2") is not None
+    assert taken is not None
+    assert taken.fence > fence, "though no time has passed"
 
 
 async def test_an_unknown_instance_is_nobodys(pool: PoolStore) -> None:
@@ -293,6 +295,16 @@ async def test_a_prompt_is_booked_with_the_hit_ends_that_it_leaves(pool: PoolSto
 
     assert (repeated.loads["a"].hit_blocks, (await pool.observe(["a"], longer)).loads["a"].hit_blocks) == (6, 6)
     assert (before.loads["a"].hit_blocks, placed.chosen.uncached_tokens, after.loads["a"].hit_blocks) == (0, 1150, 4)
+
+
+async def test_a_prompt_that_ends_with_a_step_leaves_the_hit_end_before_it(pool: PoolStore) -> None:
+    """Its last token is computed in any case, and engines keep what they had before."""
+    fence = await claimed(pool)
+    await pool.kv_events.apply("a", fence, KvChange(0, 1.0, hit_step_tokens=200))
+    await place(pool, "first", "a", chain=chain(*range(11, 19), prompt_tokens=800))
+
+    longer = await pool.observe(["a"], chain(*range(11, 31), prompt_tokens=2050))
+    assert longer.loads["a"].hit_blocks == 6
 
 
 async def test_a_request_held_for_an_instance_with_groups_is_counted_by_what_is_resident(pool: PoolStore) -> None:

@@ -10,6 +10,7 @@ import pytest
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
 from dualmap.scheduling.state.instance import InstanceState
+from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState
 from dualmap.scheduling.state.tier_load import NO_LOAD, Source
 from dualmap.statestore.keys import PoolKeys
@@ -456,6 +457,23 @@ async def test_where_a_request_may_be_moved_to_it_is_to_compute_what_it_would_ha
 
     assert reply.seen.loads["c"].tiers.source is not None
     assert (placed.alternative_id, placed.alternative_uncached_tokens) == ("c", 601)
+
+
+async def test_the_last_holder_of_a_prompt_serves_requests_of_its_own_revision_alone(pool: PoolStore) -> None:
+    for name, revision in (("a", "1"), ("b", "2"), ("c", "1")):
+        await member(pool, name, revision=revision)
+    await has_prompt(pool, "a")
+    replies = [await pair(pool, f"r{name}", name, revision=revision) for name, revision in (("c", "1"), ("b", "2"))]
+    sources = [reply.chosen.loads.source for reply in replies]
+
+    assert [source and source.instance_id for source in sources] == ["a", None]
+
+
+@pytest.mark.parametrize("leg", [Leg.PREFILL, Leg.DECODE])
+async def test_split_requests_pull_nothing(pool: PoolStore, leg: Leg) -> None:
+    await pullable(pool)
+
+    assert (await pair(pool, "r", "b", leg=leg)).chosen.loads.source is None
 
 
 async def test_an_instance_pulls_nothing_from_itself(pool: PoolStore) -> None:

@@ -439,6 +439,8 @@ async def test_a_held_request_enters_tiers_when_it_is_dispatched(pool: PoolStore
     after = await pool._calls.command(*words)
 
     assert (before, None in after) == ([None] * 6, False)
+    request = PoolKeys("dualmap", "default").request("held")
+    assert await pool._calls.command("HGET", request, "chain") is None, "it is needed no more"
 
 
 async def test_loads_behind_what_is_only_reserved_are_not_counted(pool: PoolStore) -> None:

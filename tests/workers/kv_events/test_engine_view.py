@@ -328,3 +328,12 @@ def test_a_cleared_cache_knows_no_blocks_of_adapters() -> None:
     apply(view, of_adapter(1, number=1))
     change, cleared = apply(view, Cleared(), of_adapter(5, number=1))
     assert (change.stored, change.removed, cleared) == ([OF_ADAPTER[0]], [], True)
+
+
+def test_what_a_tier_announced_before_the_device_did_counts_from_then_on() -> None:
+    view = EngineView(sizes=TIERS)
+    announced, _ = apply(view, stored(1, tier=Tier.HOST))
+    known, _ = apply(view, stored(1))
+
+    assert announced.tiers == {}
+    assert known.tiers[Tier.HOST].stored == [CHAIN[0]]

@@ -396,3 +396,13 @@ def test_hits_end_inside_of_blocks_where_states_have_longer_blocks_than_windows(
 
     with pytest.raises(AmbiguousEventsError, match="prefix-match-unit"):
         view.apply(Batch(1, 2.0, [*events, engine.store_part(2, prompt)], 0))
+
+
+def test_a_state_at_a_place_where_none_can_be_is_no_hit_end() -> None:
+    engine, view = Hybrid((FULL, 4, 0), (STATE, 8, 0)), EngineView()
+    full, states = engine.store(0, tuple(range(16)), 0), engine.store(1, tuple(range(16)), 0)
+    odd = replaced(states, names=(engine.name(tuple(range(12))), *states.names))
+    view.apply(Batch(1, 2.0, [full, odd], 0))
+    change, _ = view.take_change(1, 2.0)
+
+    assert (len(change.stored), len(change.inner)) == (2, 2)
