@@ -31,6 +31,7 @@ ENGINE_PATHS = (
     "/fault_tolerance",
     "/get_world_size",
     "/is_*",
+    "/kv_event_sources",
     "/pause",
     "/release_*",
     "/reset_*",

@@ -47,6 +47,8 @@ _COPIES: Final = 128
 """The tier of copies in a group other than the main one is this plus the group's number; their entry has no hash."""
 _ORDER: Final = (*GroupKind,)
 _SIZE_BITS: Final = 24
+MOST_STEP_TOKENS: Final = 1 << _SIZE_BITS
+"""The largest common multiple of groups' blocks that is believed: beyond all contexts. It grows with every new size."""
 
 
 UNLIKE_NAMES: Final = (
@@ -154,10 +156,13 @@ class GroupHoldings:
             raise AmbiguousEventsError(
                 "a cache group's blocks are no multiple of full attention's, and no part of them"
             )
+        step_tokens = math.lcm(self.step_tokens, group.block_tokens)
+        if step_tokens > MOST_STEP_TOKENS:
+            raise AmbiguousEventsError(f"hits would end at multiples of {step_tokens:.3g} tokens")
         alike = self._alike.setdefault(group, _Alike(group, self.block_tokens))
         alike.copies[number] = {}
         self._of_group[number] = alike
-        self.step_tokens = math.lcm(self.step_tokens, group.block_tokens)
+        self.step_tokens = step_tokens
         unit_tokens, inside = math.gcd(self._unit_tokens, group.block_tokens), self._inside | {*alike.inside}
         if (unit_tokens, inside) != (self._unit_tokens, self._inside):
             self._unit_tokens, self._inside = unit_tokens, inside

@@ -51,8 +51,12 @@ class EventSockets:
         watched = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         self._monitor_socket = self._socket.get_monitor_socket(watched)
         self._monitor: zmq.Socket[bytes] = zmq.Socket.shadow(self._monitor_socket.underlying)
-        self._socket.connect(endpoint)
         self.connected = False
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError:  # no such address
+            self.close()
+            raise
 
     @property
     def replays(self) -> bool:

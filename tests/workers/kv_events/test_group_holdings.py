@@ -245,6 +245,19 @@ def test_no_hit_is_expected_before_all_groups_have_shown_up_or_never_will() -> N
     before = {*listed.listed.values()}
     apply(alone, listed, many.store(1, tuple(range(4 * WAITS_BLOCKS)), WAITS_BLOCKS - 1))
     assert (before, {*listed.listed.values()}) == ({False}, {True})
+    heir = EngineView(listed.entries)
+    apply(heir, listed, many.store(1, tuple(range(4 * WAITS_BLOCKS + 4)), WAITS_BLOCKS))
+    assert {*listed.listed.values()} == {True}, "and another subscriber does not wait again"
+
+
+def test_groups_of_which_no_hit_has_all_are_refused() -> None:
+    """Their blocks have ever larger common multiples, which the store could not read in the end."""
+    view = EngineView()
+    sizes = (4, 4 * 1009, 4 * 1013, 4 * 1019)
+    engine = Hybrid((FULL, 4, 0), *((STATE, size, 0) for size in sizes[1:]))
+
+    with pytest.raises(AmbiguousEventsError, match="would end at multiples"):
+        view.apply(Batch(1, 2.0, [engine.store(number, tuple(range(4)), 0) for number in range(4)], 0))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from dualmap.statestore.pool.changes import Changes
 from dualmap.workers.kv_events import sockets, view_writer
 from dualmap.workers.kv_events import subscriber as subscribing
 from dualmap.workers.kv_events.engine_view import EngineView
+from dualmap.workers.kv_events.sockets import EventSockets
 from dualmap.workers.kv_events.source import EventSource
 from dualmap.workers.kv_events.subscriber import Subscriber
 from dualmap.workers.kv_events.view_writer import ViewWriter
@@ -543,3 +544,12 @@ class _Flaky:
             self.refused += 1
             raise StoreUnavailableError("away")
         return found
+
+
+def test_an_address_that_is_none_leaves_no_socket_open() -> None:
+    context = zmq.asyncio.Context()
+    with pytest.raises(zmq.ZMQError) as failure:
+        EventSockets(context, "tcp://no address", None, "kv@")
+
+    assert all(each.closed for each in context._sockets), failure
+    context.term()
