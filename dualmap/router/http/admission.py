@@ -38,6 +38,7 @@ from dualmap.router.http.paths import (
 from dualmap.router.http.request_reader import ClientRequest, HeadCheck
 from dualmap.router.http.steering import EXTRA_ARGS, REPORT_KEY, SAMPLING, TRANSFER_KEYS, may_steer, overriding_fields
 from dualmap.router.prompts.inference_request import (
+    CHAT_PATH,
     COMPLETIONS_PATH,
     COMPLETIONS_PATHS,
     CONTINUING_PATHS,
@@ -51,7 +52,7 @@ from dualmap.router.prompts.inference_request import (
     is_response_of,
     storing_instance,
 )
-from dualmap.router.prompts.prompt import sent_prompt
+from dualmap.router.prompts.prompt import sent_prompt, shows_its_text
 from dualmap.router.prompts.run_identity import run_of
 from dualmap.router.prompts.token_bounds import passed_on_tokens, unread_tokens
 from dualmap.router.steps import without_pause
@@ -80,6 +81,8 @@ _NO_LONG_TEXTS: Final[LongTexts] = {}
 _NONE_DOUBLED: Final[frozenset[str]] = frozenset()
 _NOT_SPLIT: Final = frozenset({"echo", "prompt_logprobs", "use_beam_search"})
 """Fields with which an answer needs the computed prompt itself."""
+_SCORED: Final = frozenset({"echo", "prompt_logprobs"})
+"""Fields with which an engine may have to compute all of a prompt."""
 _STEERING: Final = frozenset({*TRANSFER_KEYS, REPORT_KEY, *EXTRA_ARGS, SAMPLING})
 
 _ANSWERS: Final = frozenset({"n", "best_of"})
@@ -396,6 +399,9 @@ def said_by(
         read.in_background = bool(lax_bool(body["background"]))
     if prompt is None:
         return read
+    read.shows_prompt = shows_its_text(body)
+    if path in COMPLETIONS_PATHS and not _SCORED.isdisjoint(body) and _scores_prompt(path, body):
+        prompt.pooled = True
     read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS
     if path in COMPLETIONS_PATHS:
         if stream:
@@ -421,6 +427,14 @@ def said_by(
         read.answers = answers_of(path, body)
         read.not_continued = why_not_continued(path, body, read.answers)
     return read
+
+
+def _scores_prompt(path: str, body: Mapping[str, Any]) -> bool:
+    """Whether an engine computes the log probabilities of all of a prompt, and looks at no cache for that. Chats have
+    ``top_logprobs`` by default."""
+    if body.get("prompt_logprobs") is not None:
+        return True
+    return lax_bool(body.get("echo")) is True and (path == CHAT_PATH or body.get("logprobs") is not None)
 
 
 def _id_in(request: ClientRequest, body: Mapping[str, Any]) -> str | None:

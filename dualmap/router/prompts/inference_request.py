@@ -155,7 +155,8 @@ class SentPrompt:
     """Reads the source of a prompt whose body was read without an object for each message, as only tokenizers need
     it; of a chat that is continued, it has the messages behind its beginning."""
     pooled: bool = False
-    """The prompts are pooled, or no one knows whose cache serves the request: they count, and no cache is looked at."""
+    """The prompts are pooled or scored, or no one knows whose cache serves the request: they count, and no cache is
+    looked at."""
     whole: Callable[[], SentPrompt] | None = None
     """Reads the whole of a prompt of which the beginning is known by its blocks alone."""
     hashed: Callable[[HashedText], None] | None = None
@@ -204,6 +205,8 @@ class InferenceRequest:
     """The response is to be found again by an id that the fleet may give it."""
     leaves_load_open: bool = False
     """The request does not say itself what its instance is to load into its KV cache, or may not."""
+    shows_prompt: bool = True
+    """An engine sees its prompt as the body has it: it truncates nothing, and has stored nothing of it."""
     may_pull: bool = False
     """Its instance gets the place to pull a part of its prompt from, and a pull that is stuck is ended: not where a
     gateway carries the answer."""

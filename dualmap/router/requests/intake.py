@@ -326,6 +326,7 @@ class Intake:
             hides_first_token=request.hides_first_token,
             can_go_on=not (request.not_continued or request.hides_first_token),
             may_pull=request.may_pull,
+            shows_prompt=request.shows_prompt,
             answers=request.computed_answers,
             run=_run_name(request) if scheduling.admit_runs else UNNAMED,
             adapter=route.lora or "",

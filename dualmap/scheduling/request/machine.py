@@ -811,6 +811,8 @@ class RequestSpec:
     """The request streams, and another instance could go on with its answer."""
     may_pull: bool = False
     """Its instance can be told where to pull a part of its prompt from."""
+    shows_prompt: bool = True
+    """Its engine sees the prompt that was read: it truncates nothing, and has stored nothing of it."""
     answers: int = 1
     """The number of answers that are computed for it."""
     run: RunName = UNNAMED
@@ -2092,6 +2094,11 @@ class RequestMachine:
         found_blocks, loads = placed.reply.seen.hits.get(self.instance_id), placed.reply.chosen.loads
         if found_blocks is None or placed.instance_id != self.instance_id or self.spec.answers > 1:
             return None
+        told_tokens = usage.prompt_tokens or 0
+        if not self.spec.shows_prompt or not 0.5 <= told_tokens / chain.prompt_tokens <= 2.0:
+            return None  # its engine has another prompt
+        # In tokens of the estimate, where the prompt is cut by bytes.
+        cached = round(cached * chain.prompt_tokens / told_tokens)
         lacking = loads.disproved_by(cached, found_blocks - loads.blocks, chain.block_tokens)
         return None if lacking is None else DisprovedTier(self.instance_id, lacking.tier, lacking.used_ms)
 

@@ -240,6 +240,36 @@ def test_a_response_that_continues_another_names_the_instance_that_stored_it() -
     assert (read.pinned_to, read.leaves_id_open, read.continues) == (None, False, None)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "scored"),
+    [
+        (CHAT, {"prompt_logprobs": 0}, True),
+        (CHAT, {"prompt_logprobs": None}, False),
+        (CHAT, {"echo": True}, True),
+        (CHAT, {"echo": False, "logprobs": True}, False),
+        ("/v1/completions", {"prompt_logprobs": 1}, True),
+        ("/v1/completions", {"echo": True, "logprobs": 0}, True),
+        ("/v1/completions", {"echo": True}, False),
+        ("/v1/messages", {"prompt_logprobs": 1}, False),
+    ],
+)
+def test_no_cache_is_looked_at_for_a_prompt_whose_own_tokens_are_scored(
+    path: str, fields: dict[str, object], scored: bool
+) -> None:
+    """vLLM computes all of such a prompt; expecting a hit, placements would count a token of its work."""
+    body = {"model": "m", "prompt": "hi", "messages": [{"role": "user", "content": "hi"}], **fields}
+    prompt = read_inference_request(request(path, body), "r").prompt
+
+    assert prompt is not None
+    assert prompt.pooled is scored
+
+
+def test_an_engine_that_truncates_a_prompt_does_not_see_it_whole() -> None:
+    reads = [read_inference_request(request(CHAT, chat(truncate_prompt_tokens=at)), "r") for at in (None, 5)]
+
+    assert [read.shows_prompt for read in reads] == [True, False]
+
+
 @pytest.mark.parametrize("tenant", ["", "acme"])
 def test_a_prompt_has_the_name_of_its_tenant(tenant: str) -> None:
     asked = request("/v1/completions", {"model": "m", "prompt": "hi"})

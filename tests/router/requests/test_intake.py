@@ -99,3 +99,16 @@ async def test_a_pool_that_has_none_ready_either_stands_in_for_nobody(start_runt
     with pytest.raises(NoInstanceError, match="big"):
         await served_by(runtime)
     assert runtime.pools.pools["big"].metrics.fallbacks.value == 0
+
+
+async def test_a_request_says_whether_its_engine_sees_its_prompt_as_it_was_read(start_runtime: Any) -> None:
+    runtime = await start_runtime(instances=(tools.spec("a"),), pools=(POOL,))
+    told = []
+    for shows in (True, False):
+        request = tools.request(model="base")
+        request.shows_prompt = shows
+        live = await runtime.intake.place(request)
+        told.append(live.machine.spec.shows_prompt)
+        live.finish(Outcome.COMPLETED)
+
+    assert told == [True, False]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dualmap.scheduling.placing.placement import Observation
+from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import Arrived, Ended, Failed, FirstToken, Post, Reserved, Sent
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.state.tier_load import InTier, TierLoad
@@ -25,27 +26,30 @@ def noted(life: Life, usage: Usage | None, outcome: Outcome = Outcome.COMPLETED)
     return json.loads(notes[-1] or "{}").get("disproved")
 
 
-def loading() -> Life:
-    life = Life()
+def loading(loads: TierLoad = LOADS, **spec: Any) -> Life:
+    life = Life(**spec)
     life.on(Arrived())
-    placed = life.placed(loads=LOADS)
-    seen = Observation(1, 1, {}, 1234, {"a": 3})
+    placed = life.placed(loads=loads)
+    seen = Observation(1, 1, {}, 1234, {"a": loads.blocks})
     life.on(Reserved(course_of(replace(placed, reply=replace(placed.reply, seen=seen))), member("a")))
     life.on(Sent())
     return life
 
 
 def test_the_end_of_a_request_notes_the_tier_that_lacked_what_was_loaded() -> None:
-    assert noted(loading(), Usage(1000, 0, 10)) == ["a", "host", 1234]
+    assert noted(loading(), Usage(48, 0, 10)) == ["a", "host", 1234]
 
 
 @pytest.mark.parametrize(
     ("usage", "outcome"),
     [
-        (Usage(1000, 1000, 10), Outcome.COMPLETED),
-        (Usage(1000, None, 10), Outcome.COMPLETED),
+        (Usage(48, 48, 10), Outcome.COMPLETED),
+        (Usage(48, None, 10), Outcome.COMPLETED),
         (None, Outcome.COMPLETED),
-        (Usage(1000, 0, 10), Outcome.CLIENT_GONE),
+        (Usage(None, 0, 10), Outcome.COMPLETED),
+        (Usage(10, 0, 10), Outcome.COMPLETED),
+        (Usage(480, 0, 10), Outcome.COMPLETED),
+        (Usage(48, 0, 10), Outcome.CLIENT_GONE),
     ],
 )
 def test_an_answer_that_shows_nothing_of_it_notes_no_tier(usage: Usage | None, outcome: Outcome) -> None:
@@ -58,4 +62,17 @@ def test_an_answer_of_another_try_notes_no_tier() -> None:
     life.reserve("a")
     life.on(Sent())
 
-    assert noted(life, Usage(1000, 0, 10)) is None
+    assert noted(life, Usage(48, 0, 10)) is None
+
+
+def test_an_engine_that_truncates_the_prompt_or_had_stored_a_part_shows_nothing() -> None:
+    assert noted(loading(shows_prompt=False), Usage(48, 0, 10)) is None
+
+
+@pytest.mark.parametrize(("cached_tokens", "lacks"), [(264, False), (220, True)])
+def test_what_was_found_is_compared_in_tokens_of_the_estimate(cached_tokens: int, *, lacks: bool) -> None:
+    """A prompt that is cut by bytes has 330 tokens by its estimate, and 275 by its engine."""
+    loads = TierLoad(20, 0.3, 0.3, in_tiers=(InTier("host", 20, 1234),))
+    life = loading(loads, chain=Chain(tuple(range(1, 21)), 16, 330))
+
+    assert (noted(life, Usage(275, cached_tokens, 10)) is not None) is lacks
