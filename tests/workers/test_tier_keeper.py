@@ -213,3 +213,40 @@ async def test_an_instance_that_was_started_with_other_flags_is_described_by_the
 
     assert seen == [(True, None), (False, (5710, True)), (False, (5710, True)), (False, (5711, False))]
     assert caplog.text.count("kv_load_failure_policy recompute") == 1
+
+
+async def test_an_instance_that_was_removed_is_forgotten(pool: PoolStore) -> None:
+    """Another server may come under its name, and not answer at first."""
+    spec = InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY)
+    await pool.members.put_instance(spec)
+    async with Told(timeout_s=5) as prober:
+        keeper = await keeper_of(pool, prober, KvTierSettings(), PullSettings(enabled=True))
+        prober.info = told("fail")
+        await keeper.tick()
+        await pool.members.remove_instance("a")
+        await keeper.tick()
+        await pool.members.put_instance(spec)
+        prober.info = None
+        await keeper.tick()
+
+    assert (await described(pool)).pulls is None
+
+
+class Unread(Prober):
+    """A prober of a server whose version is known, and whose metrics cannot be read."""
+
+    async def version(self, url: str) -> str:
+        return "0.33.0"
+
+
+@pytest.mark.parametrize(("sizes", "takes"), [(SIZES, False), (KvTierSettings(), True)])
+async def test_limits_are_taken_only_where_it_is_known_whose_tiers_they_are(
+    pool: PoolStore, sizes: KvTierSettings, *, takes: bool
+) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    async with Unread(timeout_s=5) as prober:
+        await (
+            await keeper_of(pool, prober, sizes, PullSettings(port=5710, failure_policy="fail", enabled=True))
+        ).tick()
+
+    assert (await described(pool)).takes_limits is takes
