@@ -23,7 +23,7 @@ export function showFigures(place, history, now, pool) {
     ["on time", percent(on_time), note(timed, `within ${pool.slo_s} s`), series(history, (grown) => share(grown.on_time, grown.on_time + grown.late)), grade(on_time, 0.9, 0.7)],
     ["per output token", bound(tpot(tokens, 0.5)), note(tokens, `P50, P99 ${bound(tpot(tokens, 0.99))}`), series(history, (grown) => tpot(grown, 0.5)?.value ?? null), ""],
     ["output tokens / s", short(recent.output_tokens / Math.max(recent.span_s, 1)), `${short(total.output_tokens)} in all`, series(history, (grown, s) => grown.output_tokens / s), ""],
-    ["hit rate", percent(share(prompts.hit_tokens, prompts.prompt_tokens)), `${note(prompts, "of prompt tokens")}${fromTiers(prompts)}`, series(history, (grown) => share(grown.hit_tokens, grown.prompt_tokens)), ""],
+    ["hit rate", percent(share(prompts.hit_tokens, prompts.prompt_tokens)), fromTiers(prompts) || note(prompts, "of prompt tokens"), series(history, (grown) => share(grown.hit_tokens, grown.prompt_tokens)), ""],
     ["failed, refused", bad ? `${count(recent.failed)}, ${count(recent.refused)}` : "none", `${count(total.failed)}, ${count(total.refused)} in all${total.continued ? `; ${count(total.continued)} went on elsewhere` : ""}`, series(history, (grown) => grown.failed + grown.refused), bad ? "bad" : ""],
     ["held now", count(held), `${count(running)} running${runs(now.runs)}`, history.map((each) => each.held), ""],
   ];
@@ -46,10 +46,10 @@ const runs = ([used, capacity, waiting]) => (capacity ? `; runs: ${count(waiting
 
 // The parts of prompts that were to be loaded from tiers or pulled, and what was computed though a tier had it.
 function fromTiers(counts) {
-  const part = (tokens) => percent(share(tokens, counts.prompt_tokens));
+  const part = (tokens) => `${Math.round((100 * tokens) / counts.prompt_tokens)}%`;
   const parts = ["host", "disk", "pool", "peer"].filter((tier) => counts[`${tier}_tokens`] > 0).map((tier) => `${tier} ${part(counts[`${tier}_tokens`])}`);
   if (counts.forgone_tokens > 0) parts.push(`${part(counts.forgone_tokens)} in tiers computed`);
-  return parts.length ? `; ${parts.join(", ")}` : "";
+  return parts.join(", ");
 }
 
 const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
