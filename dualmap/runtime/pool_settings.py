@@ -217,6 +217,15 @@ class KvTierSettings(BaseModel):
         return {tier: tokens for tier, tokens in given.items() if tokens}
 
 
+def _port_template(template: str) -> str:
+    if not template.startswith("{port") or not fill_endpoint(template, "host", 30_000).isdecimal():
+        raise PydanticCustomError("port", "must be a port, or {example}", {"example": "{port+1000}"})
+    return template
+
+
+PortTemplate = Annotated[str, AfterValidator(_port_template)]
+
+
 class PullSettings(BaseModel):
     """Pulls of prefix caches between the instances of a pool."""
 
@@ -225,12 +234,10 @@ class PullSettings(BaseModel):
     enabled: bool = Field(
         False, description="let instances pull what others have of a prompt, where the first token comes sooner so"
     )
-    port: int | None = Field(
+    port: Annotated[int, Field(ge=1, le=65_535)] | PortTemplate | None = Field(
         None,
-        ge=1,
-        le=65_535,
         description="port on which instances serve pulls, where they do not answer /server_info (none: those take no"
-        " part); ranks of data parallelism add their number",
+        " part); {port+1000} adds to that of the instance's URL; ranks of data parallelism add their number",
     )
     failure_policy: Literal["fail", "recompute"] | None = Field(
         None,

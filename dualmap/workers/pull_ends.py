@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from dualmap.runtime.pool_settings import PullSettings
+from dualmap.runtime.pool_settings import PullSettings, fill_endpoint
 from dualmap.scheduling.state.instance import InstanceSpec
 
 DEFAULT_PORT: Final = 5710
@@ -69,7 +69,11 @@ def pull_place_of(info: bytes | None, spec: InstanceSpec, settings: PullSettings
 def _by_settings(spec: InstanceSpec, settings: PullSettings) -> PullPlace | None:
     if settings.port is None or settings.failure_policy is None:
         return None
-    port = settings.port + (spec.data_parallel_rank or 0)
+    at = urlsplit(spec.url)
+    own = at.port or (443 if at.scheme == "https" else 80)
+    port = int(fill_endpoint(str(settings.port), "", own)) + (spec.data_parallel_rank or 0)
+    if not 0 < port < 65_536:
+        return None
     return PullPlace(_host_of(spec), port, BY_SETTINGS, settings.failure_policy == "fail")
 
 

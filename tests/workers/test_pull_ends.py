@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import ValidationError
 
 from dualmap.runtime.pool_settings import PullSettings
 from dualmap.scheduling.state.instance import InstanceSpec
@@ -74,5 +75,15 @@ def test_what_is_unknown_takes_no_part(answer: bytes) -> None:
 def test_the_settings_speak_for_servers_that_do_not_answer() -> None:
     whole = PullSettings(enabled=True, port=5711, failure_policy="fail")
     assert pull_place_of(None, SPEC, whole) == PullPlace("10.0.0.7", 5711, BY_SETTINGS, fails_requests=True)
+    beside = PullSettings(enabled=True, port="{port+1000}", failure_policy="recompute")
+    ranked = InstanceSpec("a", "http://10.0.0.7:8001", data_parallel_rank=2)
+    places = [pull_place_of(None, spec, beside) for spec in (SPEC, ranked, InstanceSpec("a", "http://10.0.0.7:65000"))]
+    assert [None if place is None else place.port for place in places] == [9000, 9003, None]
     for partly in (UNSET, PullSettings(port=5710), PullSettings(failure_policy="fail")):
         assert pull_place_of(None, SPEC, partly) is None
+
+
+@pytest.mark.parametrize("port", [0, 70_000, "{port", "{host}", "1{port}", "port+1", "{port+1}x", "tcp://{port}"])
+def test_a_port_is_a_number_or_follows_from_that_of_the_url(port: object) -> None:
+    with pytest.raises(ValidationError, match="port"):
+        PullSettings.model_validate({"port": port})
