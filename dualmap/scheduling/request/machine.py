@@ -289,7 +289,8 @@ def phases_with(given: Input) -> tuple[Phase, ...]:
 DECODES_PER_STAGING: Final = 2
 """Decode legs that are sent for the same staged KV at most."""
 PULL_PATIENCE: Final = 1.2
-"""Multiples of the expected TTFT, with what was to be pulled computed, after which a pull is taken to be stuck."""
+"""Multiples of the expected TTFT, or of that with what is pulled computed in place of it, whichever is longer, after
+which a pull is taken to be stuck."""
 PULL_GRACE_S: Final = 0.5
 """Time beside that, for what no expectation knows of."""
 SLOWEST_TOKEN_S: Final = 0.25
@@ -1023,7 +1024,8 @@ class RequestMachine:
         load = placed.reply.seen.loads.get(self.instance_id)
         rate = self.target.prefill_tokens_per_s if load is None else load.prefill_tokens_per_s
         expected_s = max(0.0, placed.reply.chosen.ttft_s)
-        limit_s = PULL_PATIENCE * (expected_s + source.tokens / rate) + PULL_GRACE_S
+        unpulled_s = max(0.0, expected_s - placed.reply.chosen.loads.load_s) + source.tokens / rate
+        limit_s = PULL_PATIENCE * max(expected_s, unpulled_s) + PULL_GRACE_S
         if self.spec.streams:
             return limit_s
         limit_tokens = self.spec.output_limit
