@@ -52,7 +52,7 @@ from dualmap.router.prompts.inference_request import (
     is_response_of,
     storing_instance,
 )
-from dualmap.router.prompts.prompt import sent_prompt, shows_its_text
+from dualmap.router.prompts.prompt import count_in, sent_prompt, shows_its_text
 from dualmap.router.prompts.run_identity import run_of
 from dualmap.router.prompts.token_bounds import passed_on_tokens, unread_tokens
 from dualmap.router.steps import without_pause
@@ -402,6 +402,8 @@ def said_by(
     read.shows_prompt = shows_its_text(body)
     if path in COMPLETIONS_PATHS and not _SCORED.isdisjoint(body) and _scores_prompt(path, body):
         prompt.pooled = True
+    if "truncate_prompt_tokens" in body and path in COMPLETIONS_PATHS:
+        read.truncates_to = count_in(body, "truncate_prompt_tokens")
     read.leaves_load_open = not (trusts_transfers and body.get("kv_transfer_params")) and path not in POOLED_PATHS
     if path in COMPLETIONS_PATHS:
         if stream:

@@ -205,6 +205,8 @@ class InferenceRequest:
     """The response is to be found again by an id that the fleet may give it."""
     leaves_load_open: bool = False
     """The request does not say itself what its instance is to load into its KV cache, or may not."""
+    truncates_to: int | None = None
+    """Tokens beyond which its engine truncates its prompt; None: it says none."""
     shows_prompt: bool = True
     """An engine sees its prompt as the body has it: it truncates nothing, and has stored nothing of it."""
     may_pull: bool = False

@@ -37,6 +37,7 @@ from dualmap.router.requests.tenant_budgets import KeyTerms, TenantBudgets, draw
 from dualmap.router.tenants.directory import TenantDirectory, check_model, may_use
 from dualmap.scheduling.estimates.answer_length import expected_answer_tokens
 from dualmap.scheduling.placing.placement import NO_CLAIM, Claim
+from dualmap.scheduling.prompts.blocks import uncached
 from dualmap.scheduling.prompts.chain import Chain
 from dualmap.scheduling.request.machine import RequestMachine, RequestSpec
 from dualmap.scheduling.request.metering import account_text
@@ -52,6 +53,8 @@ from dualmap.scheduling.tenants.tenant import Caller
 
 PRIORITY_PATHS: Final = SALTED_PATHS - {MESSAGES_PATH}
 """The paths whose bodies vLLM takes a ``priority`` in: those that take a ``cache_salt``, but messages."""
+_ESTIMATE_FACTOR: Final = 1.5
+"""A prompt whose tokens are estimated hardly has more than so many times as many."""
 
 
 class Intake:
@@ -121,6 +124,8 @@ class Intake:
                 if request.continues is not None:
                     stored = await pool.stored_responses.conversation(request.continues)
                     prompt, request.continued_run = replace(prompt, stored_tokens=stored.tokens), stored.run
+                if request.truncates_to is not None and _most_tokens(prompt) > request.truncates_to:
+                    prompt = replace(prompt, chain=uncached(prompt.chain))
                 asked = None
                 if draws_most:
                     counted = prompt.tokens if prompt.count is not None else 0
@@ -367,6 +372,11 @@ def _set_engine_priority(
     known to have a ``priority`` that is so where the client sent one."""
     if scheduling.engine_priorities and (request.names_priority or request.path in PRIORITY_PATHS):
         request.engine_priority = its_class.engine_priority
+
+
+def _most_tokens(prompt: ReadPrompt) -> float:
+    """The most tokens that a prompt is likely to have."""
+    return prompt.chain.prompt_tokens * (_ESTIMATE_FACTOR if prompt.count is None else 1.0)
 
 
 def _run_name(request: InferenceRequest) -> RunName:

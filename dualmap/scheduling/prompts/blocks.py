@@ -282,6 +282,12 @@ def uncached_chain(prompt: Prompt, bytes_per_token: float) -> Chain:
     return Chain((xxhash.xxh3_64_intdigest(data, _UNCACHED_SEED),), tokens, tokens)
 
 
+def uncached(chain: Chain) -> Chain:
+    """The chain of a prompt of which its engine has another part: it only counts."""
+    tokens = chain.prompt_tokens
+    return Chain((xxhash.xxh3_64_intdigest(array("Q", chain.hashes).tobytes(), _UNCACHED_SEED),), tokens, tokens)
+
+
 def chain_of_trace(hash_ids: Sequence[int], prompt_tokens: int, seed: int, block_tokens: int = 512) -> Chain:
     """The chain of a trace record, whose ``hash_ids`` name its blocks and may end with a partial one."""
     hashes, parent = [], seed

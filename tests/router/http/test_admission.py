@@ -267,7 +267,7 @@ def test_no_cache_is_looked_at_for_a_prompt_whose_own_tokens_are_scored(
 def test_an_engine_that_truncates_a_prompt_does_not_see_it_whole() -> None:
     reads = [read_inference_request(request(CHAT, chat(truncate_prompt_tokens=at)), "r") for at in (None, 5)]
 
-    assert [read.shows_prompt for read in reads] == [True, False]
+    assert [(read.shows_prompt, read.truncates_to) for read in reads] == [(True, None), (False, 5)]
 
 
 @pytest.mark.parametrize("tenant", ["", "acme"])

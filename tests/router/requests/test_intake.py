@@ -112,3 +112,21 @@ async def test_a_request_says_whether_its_engine_sees_its_prompt_as_it_was_read(
         live.finish(Outcome.COMPLETED)
 
     assert told == [True, False]
+
+
+@pytest.mark.parametrize(("truncates_to", "hits"), [(None, True), (10_000, True), (1100, False), (5, False)])
+async def test_no_hit_is_expected_of_a_prompt_that_its_engine_truncates(
+    start_runtime: Any, truncates_to: int | None, hits: bool
+) -> None:
+    """It computes what is left: a client could have long prompts computed that placements take for cached."""
+    runtime = await start_runtime(instances=(tools.spec("a"),), pools=(POOL,))
+    expected = []
+    for limit in (None, truncates_to):
+        request = tools.request(model="base", prompt="word " * 800)
+        request.truncates_to = limit
+        live = await runtime.intake.place(request)
+        expected.append(live.expected_cached_tokens)
+        live.finish(Outcome.COMPLETED)
+
+    assert expected[0] == 0
+    assert (expected[1] > 0) is hits
