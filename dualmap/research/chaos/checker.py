@@ -42,8 +42,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     """An error instead of an answer, in the form of the API."""
     CUT = "cut"
-    """The right beginning of a stream, and then an error event, or the engine's own abort; no other instance could have
-    gone on with it."""
+    """The right beginning of a stream, and then an error event, or behind a gateway the engine's own abort; no other
+    instance could have gone on with it."""
     BROKEN = "broken"
     """The stream was cut in the same way, and another instance could have gone on with it."""
     LOST = "lost"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Final
 
 from dualmap.router.answers.so_far import AnswerSoFar, prompt_ids_in
@@ -29,6 +30,8 @@ EVENT_BYTES: Final = 64
 """An event takes this beside its bytes."""
 MAX_EVENT_BYTES: Final = 8 << 20
 """Longest event: the first one may list all tokens of the prompt."""
+WATCHED_BYTES: Final = 64 << 10
+"""Longest event of a stream that is watched alone; more of one passes as it comes, and announces no failure."""
 _MOST_BEHIND: Final = 64
 """Most events that are kept behind the one that has announced a failure."""
 _FAILURE_WORDS: Final = (b'"error', b'"abort', b'"recompute')
@@ -101,10 +104,10 @@ class KeptStream:
     is_plain = False
     """The next byte begins an event, which is not the first one."""
     lost = False
-    """The stream is not kept any more."""
-    watch: Callable[[bytes], InstanceFailure | None] | None = None
-    """Says what failure an event announces, the first one apart. An event that does is not passed on, nor what is
-    behind it."""
+    """The stream is not kept any more, or never was: its failures are watched alone."""
+    watch: Callable[[KeptStream, bytes], InstanceFailure | None] | None = None
+    """Says what failure an event of this stream announces, the first one apart. An event that does is not passed on,
+    nor what is behind it."""
     failure: InstanceFailure | None = None
     """The failure that an event has announced."""
     failed_by = b""
@@ -121,10 +124,12 @@ class KeptStream:
     _reserved = 0
 
     def __init__(
-        self, path: str, budget: KeptBudget, body_bytes: int, *, hides_ids: bool, so_far: AnswerSoFar | None = None
-    ) -> None:
+        self, path: str, budget: KeptBudget, body_bytes: int, *, hides_ids: bool, so_far: AnswerSoFar | None = None,
+        is_ended_by_client: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         """``path``: of the API that answers. ``so_far``: what the client has of the answer already, or of which answers
-        it is one stream."""
+        it is one stream. ``is_ended_by_client``: its client has asked instances to abort it."""
+        self.is_ended_by_client = is_ended_by_client
         self._path = path
         self._failure_words = _WORDS.get(path, _FAILURE_WORDS)
         self._budget = budget
@@ -170,7 +175,7 @@ class KeptStream:
         if self.watch is not None:
             for word in self._failure_words:
                 if word in data:
-                    data = self._before_failure(data, self.watch, 1 if begins else 0)
+                    data = self._before_failure(data, partial(self.watch, self), 1 if begins else 0)
                     if not data:
                         return data
                     break
@@ -251,7 +256,8 @@ class KeptStream:
         """The events that are complete now."""
         splitter = self._splitter
         if splitter is None:
-            splitter = self._splitter = EventSplitter(MAX_EVENT_BYTES, whole_ends=True)
+            most = WATCHED_BYTES if self.lost else MAX_EVENT_BYTES
+            splitter = self._splitter = EventSplitter(most, whole_ends=not self.lost)
         whole = b"".join(splitter.feed(data))
         if not splitter.rest:
             self._splitter = None
@@ -263,8 +269,8 @@ class KeptStream:
         return whole
 
     def _before_failure(self, data: bytes, fails: Callable[[bytes], InstanceFailure | None], judged: int) -> bytes:
-        """The events before one that announces a failure. So many of the first, but for comments, are for others to
-        judge."""
+        """The events before one that announces a failure, or all of the data. So many of the first, but for comments,
+        are for others to judge."""
         passed, rest = [], EventSplitter(MAX_EVENT_BYTES).feed(data)
         while rest and self.failure is None:
             if judged and not is_comment(rest[0]):
@@ -274,8 +280,9 @@ class KeptStream:
                 self.failed_by = rest[0]
             if self.failure is None:
                 passed.append(rest.pop(0))
-        if self.failure is not None:
-            self._behind = [*self._behind, *rest][-_MOST_BEHIND:]
+        if self.failure is None:
+            return data  # with the part of an event that is too long to be held
+        self._behind = [*self._behind, *rest][-_MOST_BEHIND:]
         return b"".join(passed)
 
     def _first_events(self, data: bytes) -> bytes:

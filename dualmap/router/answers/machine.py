@@ -28,6 +28,7 @@ from functools import partial
 from typing import Any, Final
 
 from dualmap.router.answers.checks import (
+    ABORTED,
     JSON_STARTS,
     OBJECT_PATHS,
     TRUNCATED,
@@ -229,7 +230,7 @@ class AnswerSpec:
     stops_at_mark: bool = False
     """The client's own stop string is the one by which a decoder gives a request back: it means nothing then."""
     keep: Callable[[], KeptStream] | None = None
-    """Makes what keeps the stream, once it is one; None: another instance cannot go on with it."""
+    """Makes what keeps the stream, or watches it alone, once it is one; None: it passes as it comes."""
 
 
 # events ----------------------------------------------------------------------------------------------------------
@@ -460,8 +461,13 @@ _CLOSE: Final = CloseConnection()
 _TIMES_OUT: Final = (FailureKind.TIMEOUT, FailureKind.OVERDUE)
 
 
-def _event_failure(may_give_back: bool, event: bytes) -> InstanceFailure | None:
-    return failure_in(event, event_object(event), may_give_back=may_give_back)
+def _event_failure(may_give_back: bool, kept: KeptStream, event: bytes) -> InstanceFailure | None:
+    """The failure for which an event is not passed on. Where no other instance goes on, an error event reaches the
+    client as it came, and an abort does not: it looks like the end of a whole answer."""
+    failure = failure_in(event, event_object(event), may_give_back=may_give_back)
+    if failure is None or not kept.lost or failure is GIVEN_BACK:
+        return failure
+    return ABORTED if failure is ABORTED and not kept.is_ended_by_client() else None
 
 
 # the machine -----------------------------------------------------------------------------------------------------
@@ -943,7 +949,7 @@ class AnswerMachine:
         self._go(given)
         self._send_held(begins=True)
         if (kept := self.kept) is not None:
-            kept.watch = None if kept.lost else partial(_event_failure, self._may_give_back)
+            kept.watch = partial(_event_failure, self._may_give_back)
 
     def _send_held(self, *, begins: bool) -> None:
         """Send what was held, behind the head."""

@@ -18,6 +18,7 @@ from dualmap.router.answers.head import ErrorAnswer
 from dualmap.router.answers.kept_stream import KeptStream, without_ids
 from dualmap.router.answers.machine import AnswerSpec, Use
 from dualmap.router.answers.rest import (
+    CONTINUED_PATHS,
     CannotContinueError,
     Measured,
     Over,
@@ -510,7 +511,7 @@ class Forwarding:
         if request.stream and self._may_ask_usage:
             usage = self.plane.usage_requests.next(target.url, is_charged=self._is_charged)
         as_it_came = not (more or usage.requests)
-        part, keep = self.part, None if self._not_continued else self._keep
+        part, keep = self.part, None if self._not_continued and not self._is_watched else self._keep
         return Sending(
             target,
             self.body if as_it_came else partial(self.body, *more, requests_usage=usage.requests),
@@ -593,15 +594,24 @@ class Forwarding:
             return False
         return True
 
+    @property
+    def _is_watched(self) -> bool:
+        """Whether a stream that goes on nowhere is watched for its instance's abort. A response in the background has
+        a call by which its client ends it, which looks the same."""
+        request = self._inference_request
+        return request.stream and request.path in CONTINUED_PATHS and not request.in_background
+
     def _keep(self) -> KeptStream:
-        """Keep the stream of a new try."""
+        """Keep the stream of a new try, or watch it."""
         if self._kept is not None:
             self._kept.release()
-        body_bytes = len(self.request.body) + len(self._original)
-        self._kept = KeptStream(
-            self.request.path, self.plane.kept, body_bytes, hides_ids=self._hides_ids, so_far=self._so_far
-        )
-        return self._kept
+        body_bytes, placed = len(self.request.body) + len(self._original), self._placed
+        kept = self._kept = KeptStream(
+            self.request.path, self.plane.kept, body_bytes, hides_ids=self._hides_ids, so_far=self._so_far,
+            is_ended_by_client=lambda: placed.abort_requested,
+        )  # fmt: skip
+        kept.lost = bool(self._not_continued)
+        return kept
 
     def _drop_bodies(self) -> None:
         """Drop the client's body and that of a rest: no other instance is asked."""

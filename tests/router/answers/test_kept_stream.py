@@ -125,6 +125,18 @@ def test_an_event_that_never_ends_passes_in_parts_and_is_not_kept(monkeypatch: p
     assert (budget.held_bytes, budget.lost) == (0, 1)
 
 
+def test_nothing_is_lost_of_an_event_that_is_too_long_and_has_a_word_of_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_stream, "MAX_EVENT_BYTES", 1000)
+    kept = KeptStream(CHAT, KeptBudget(1 << 20), 0, hides_ids=False)
+    kept.watch = lambda _, event: failure_in(event, event_object(event))
+    said = b"data: %b\n\n" % orjson.dumps(chunk(CHAT, "word", [1]))
+    wire = [said, said, b'data: {"text": ["error", "' + b"x" * 1000, b'"]}\n\n', said]
+
+    assert b"".join(map(kept.feed, wire)) + kept.end() == b"".join(wire)
+
+
 async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own() -> None:
     def named(event: dict[str, Any]) -> bytes:
         return f"event: {event['type']}\ndata: ".encode() + orjson.dumps(event) + b"\n\n"
@@ -143,7 +155,7 @@ async def test_an_aborted_message_is_kept_back_and_goes_on_in_a_block_of_its_own
 
     def kept(delta: str | None) -> tuple[KeptStream, bytes]:
         stream = KeptStream(MESSAGES_PATH, KeptBudget(1 << 20), 10, hides_ids=False)
-        stream.watch = lambda event: failure_in(event, event_object(event))
+        stream.watch = lambda _, event: failure_in(event, event_object(event))
         return stream, b"".join(stream.feed(event) for event in events(delta))
 
     whole, passed = kept("end_turn")
@@ -175,7 +187,7 @@ CANCELLED = response_event("response.completed", response={"status": "cancelled"
 
 def kept_response() -> KeptStream:
     kept = KeptStream(RESPONSES_PATH, KeptBudget(1 << 20), 100, hides_ids=False)
-    kept.watch = lambda event: failure_in(event, event_object(event))
+    kept.watch = lambda _, event: failure_in(event, event_object(event))
     return kept
 
 

@@ -144,7 +144,7 @@ class Pythons:
         self.budget = KeptBudget(1 << 20)
         self.kept = KeptStream(path, self.budget, 0, hides_ids=hides_ids) if keeps else None
         if self.kept is not None:
-            self.kept.watch = lambda event: failure_in(event, event_object(event))
+            self.kept.watch = lambda _, event: failure_in(event, event_object(event))
         self.usage = UsageRemover() if hides_usage else None
         self.parser = httptools.HttpResponseParser(self)
         self.parser.feed_data(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
