@@ -9,6 +9,7 @@ import pytest
 
 from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.placing.placement import PlaceReply, PlaceStatus
+from dualmap.scheduling.request.metering import KEPT
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.legs import Leg
 from dualmap.scheduling.state.request import RequestState
@@ -362,6 +363,38 @@ async def test_pulls_from_one_source_are_booked_one_behind_the_other(pool: PoolS
         reply = await pair(pool, f"to {target}", target)
 
     assert await booked_s(pool, "a", reply.seen.now_ms) == pytest.approx(2 * 0.018)
+
+
+@pytest.mark.parametrize("how", ["ended", "failed", "reaped"])
+async def test_what_is_left_of_a_booking_is_given_back_by_a_request_that_ends_before(
+    pool: PoolStore, clock: HandClock, how: str
+) -> None:
+    """A client that leaves again and again keeps no link from others."""
+    await pool.heartbeat("one", 8, {})
+    await pullable(pool)
+    await member(pool, "c")
+    await confirmed(pool, "a")
+    await pair(pool, "first", "b", account="acme ci - m" if how == "failed" else "")
+    await pair(pool, "second", "c", replica_id="two")
+    clock.advance(8)
+    if how == "reaped":
+        assert await pool.upkeep.reap("one", fence=await lead(pool)) > 0
+    else:
+        await finish(pool, "first", **({"used": KEPT} if how == "failed" else {}))
+    left_s = await booked_s(pool, "a", clock.now_ms)
+    await finish(pool, "second")
+
+    assert left_s == pytest.approx(2 * 0.018 - 0.018)
+    assert await booked_s(pool, "a", clock.now_ms) == 0.0
+
+
+async def test_a_request_that_has_pulled_gives_nothing_back(pool: PoolStore) -> None:
+    await pullable(pool)
+    reply = await pair(pool, "r", "b")
+    await first_token(pool, "r", "b")
+    await finish(pool, "r")
+
+    assert await booked_s(pool, "a", reply.seen.now_ms) == pytest.approx(0.018)
 
 
 async def test_of_two_sources_the_one_whose_link_is_free_serves(pool: PoolStore) -> None:

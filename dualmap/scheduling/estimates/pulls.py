@@ -13,8 +13,8 @@ prompt already, the copy costs what computing the others again takes; none where
 hot: more instances are to have that.
 
 Both ends are booked by the placement that decides. On the target the pull is booked as a load is, and released with it.
-On the source it is a stretch of time on the source's link, which is over when that time has passed: whatever becomes of
-the request, nothing has to be released there.
+On the source it is a stretch of time on the source's link, which is over when that time has passed; what is left of
+it when the request ends before its first token is given back.
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ local function place_one(told, head)
   end
   enter_chosen(request, resident, told, head)
   if best.load.pull then
-    pulls.book(best.load.pull, now_ms)
+    pulls.book(request.id, best.load.pull, now_ms)
   end
   if goes_now and instance.queued_requests > 0 and not decodes then
     queue_log.log_dispatch(instance, 'passed', request, now_ms)

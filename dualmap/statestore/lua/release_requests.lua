@@ -93,6 +93,9 @@ local function finish(id, note, seen, _, replica_id, attempt, returned, used, co
   if instance and seen and request.state == 'dispatched' and request.load_ms > 0 then
     pulls.list_pulled(request, instance, now_ms)
   end
+  if request.load_ms > 0 and request.state ~= 'prefilled' then
+    pulls.give_back(id, now_ms)
+  end
   call('DEL', keys.request .. id)
   local stands = keeps and returned ~= ''
   if keeps then

@@ -1,12 +1,13 @@
 -- Pulls of blocks from the cache of another instance, the source (scheduling/estimates/pulls.py). The stretch of time
--- that is booked on the link of a source is over by itself.
+-- that is booked on the link of a source is over by itself, or with a request that ends before.
 local decoded = require('shared.decoded')
 local instances = require('shared.instances')
 local kv = require('shared.kv')
 local prefix_index = require('shared.prefix_index')
 local tiers = require('shared.tiers')
 local tonumber, unpack = tonumber, unpack
-local call, ceil, concat, max, sub = redis.call, math.ceil, table.concat, math.max, string.sub
+local call, ceil, concat, max, min = redis.call, math.ceil, table.concat, math.max, math.min
+local format, match, sub = string.format, string.match, string.sub
 
 -- Instances in these states still have what they computed.
 local SERVES = { ready = true, draining = true, standby = true }
@@ -39,10 +40,21 @@ local function read_source(id, chain, most, now_ms)
   end
 end
 
--- Books a pull on the link of its source, behind what is booked there.
-local function book(pull, now_ms)
-  local from_ms = max(now_ms, booked_until(pull.source))
-  call('HSET', keys.instance_links, pull.source, from_ms + ceil(pull.own_s * 1000))
+-- Books a pull of a request on the link of its source, behind what is booked there.
+local function book(request_id, pull, now_ms)
+  local own_ms = ceil(pull.own_s * 1000)
+  local until_ms = max(now_ms, booked_until(pull.source)) + own_ms
+  call('HSET', keys.instance_links, pull.source, until_ms)
+  call('HSET', keys.request .. request_id, 'pull', format('%d %d %s', own_ms, until_ms, pull.source))
+end
+
+-- Gives back what is left of the time that a request has booked on the link of its source.
+local function give_back(request_id, now_ms)
+  local own_ms, until_ms, source = match(call('HGET', keys.request .. request_id, 'pull') or '', '^(%d+) (%d+) (.+)$')
+  local left_ms = source and min(own_ms, until_ms - now_ms) or 0
+  if left_ms > 0 and booked_until(source) > now_ms then
+    call('HSET', keys.instance_links, source, format('%d', max(now_ms, booked_until(source) - left_ms)))
+  end
 end
 
 -- Keeps the chain of a request that pulls, and its sampled prefixes, with its record: until its first token comes its
@@ -75,6 +87,7 @@ return {
   source_of = source_of,
   read_source = read_source,
   book = book,
+  give_back = give_back,
   keep_chain = keep_chain,
   list_pulled = list_pulled,
 }
