@@ -56,6 +56,8 @@ SLEEP_INTERVAL_S = 60.0
 """Time after which a server is queried again that does not say whether its engine is paused or asleep."""
 CONCURRENCY = 64
 """Checks under way at once."""
+LATE_TRIES = 5
+"""Checks after which an instance is not asked again for a report that it did not give in time."""
 
 UNNAMED_MODEL = PoolSettings.model_fields["model"].default
 """The model of a pool that was given none: what its instances list is not compared with it."""
@@ -124,6 +126,8 @@ class HealthChecker:
         self._records: dict[str, HealthRecord] = {}
         self._limits: dict[str, dict[str, int]] = {}
         """Limits as each server reported them last."""
+        self._late: dict[str, int] = {}
+        """The instances whose report came in part only, and how often they are still to be asked for the rest."""
         self._notes: dict[str, str] | None = None
         """Complaints about instances as the store has them; None until they were read."""
         self._shortage_log = ShortageLog()
@@ -152,6 +156,7 @@ class HealthChecker:
         await self._forget_notes(membership.instances)
         self._records = {name: kept for name, kept in self._records.items() if name in membership.instances}
         self._limits = {name: kept for name, kept in self._limits.items() if name in membership.instances}
+        self._late = {name: left for name, left in self._late.items() if name in membership.instances}
         self._serving = frozenset(name for name, spec in membership.instances.items() if spec.state in SERVING)
         self._note_contact()
         due = plan_checks(membership.instances, self._records, frozenset(self._under_way), self._clock.monotonic_s())
@@ -214,6 +219,8 @@ class HealthChecker:
         self._report(spec, record, health.complaint, former)
         if result is CheckResult.OK and spec.state is not InstanceState.STARTING and now_s >= record.models_due_s:
             record = await self._read_models(spec, record, pause_s)
+        if result is CheckResult.OK and spec.state is InstanceState.READY and self._late.get(spec.instance_id):
+            await self._learn(spec)
         if result is not CheckResult.OK or spec.state is not InstanceState.DOWN:  # then it has to prove itself
             trouble = _trouble(result, health, record)
             await self._note(spec, f"{trouble}{self._seen_at_most(spec)}" if health.complaint else trouble)
@@ -452,6 +459,9 @@ class HealthChecker:
     async def _learn(self, spec: InstanceSpec) -> None:
         """Store what the server reports about itself; what it does not report stays as configured."""
         facts = await self._prober.facts(spec.url, spec.data_parallel_rank)
+        left = self._late.pop(spec.instance_id, 0) or LATE_TRIES
+        if facts.is_late:
+            self._late[spec.instance_id] = left - 1
         log.info(
             "instance described pool=%s instance=%s version=%s models=%s kv_capacity_tokens=%s block_tokens=%s"
             " max_num_batched_tokens=%s max_num_seqs=%s",

@@ -62,6 +62,8 @@ class ProbeReply:
     """Whether a connection was opened for it; else it went over one that has been open since an earlier exchange."""
     refused: bool = False
     """Whether no connection could be opened for it: at once, not after a time."""
+    late: bool = False
+    """The server took longer than it was given."""
 
     @property
     def ok(self) -> bool:
@@ -102,6 +104,9 @@ class EngineFacts:
     """Adapters that it has on its device at a time."""
     adapter_host_slots: int | None = None
     """Adapters that it has in host memory. Reported by servers in development mode alone."""
+    is_late: bool = False
+    """Its ``/server_info`` did not answer in time: what it would report may be known later. For the first of these
+    answers vLLM describes its whole machine, which takes a second or several; it goes on with that, and keeps it."""
     dropped_blocks: int | None = None
     """Blocks at the end of a hit that it computes again. Reported by servers in development mode alone."""
 
@@ -236,6 +241,7 @@ class Prober:
             max_model_len=longest_of(models.body) if models.ok else None,
             adapter_slots=adapters_of(text).slots or slots,
             adapter_host_slots=host_slots,
+            is_late=info.late,
             dropped_blocks=dropped_blocks_of(info.body) if info.ok else None,
         )
 
@@ -271,7 +277,7 @@ class Prober:
                         return ProbeReply(response.status_code, b"", f"answer longer than {_MAX_BODY_BYTES} bytes")
                 return ProbeReply(response.status_code, bytes(content), None, connected=bool(connects))
         except TimeoutError:
-            return ProbeReply(0, b"", f"no answer within {timeout_s:g} s")
+            return ProbeReply(0, b"", f"no answer within {timeout_s:g} s", late=True)
         except Exception as error:  # no error of one instance may stop the checks of the others
             refused = isinstance(error, httpx.ConnectError)
             try:

@@ -101,6 +101,34 @@ async def test_a_starting_instance_is_ready_after_its_first_good_check(
     assert value("dualmap_worker_health_transitions_total", source="starting", target="ready") == 1
 
 
+async def test_what_a_server_reports_too_late_is_read_at_a_later_check(
+    checking: LeaderContext, clock: ManualClock, servers: Callable[[], Awaitable[ScriptedServer]],
+    add_instance: AddInstance, pool: PoolStore,
+) -> None:  # fmt: skip
+    """vLLM's first answer to ``/server_info`` takes a second or several, those behind it milliseconds."""
+    server, info = await servers(), "/server_info?config_format=json"
+    server.answers[info] = 5.0
+    await add_instance("a", InstanceState.STARTING, url=server.url)
+
+    async def window_tokens() -> tuple[InstanceState, int]:
+        spec = (await pool.membership()).instances["a"]
+        return spec.state, spec.dispatch_window_tokens
+
+    async with Prober(timeout_s=0.5) as prober, HealthChecker(checking, prober) as health:
+        seen = []
+        for answer in (5.0, (200, '{"vllm_config": {"scheduler_config": {"max_num_batched_tokens": 9000}}}'), None):
+            server.answers[info] = answer
+            await health.tick()
+            await asyncio.wait(list(health._under_way.values()), timeout=60)
+            clock.jump(1.0)
+            seen.append(await window_tokens())
+        times = [path for path, _ in server.requests].count(info)
+
+    assert seen[0] == (InstanceState.READY, 4096)
+    assert seen[1] == seen[2] == (InstanceState.READY, 18_000)
+    assert times == 2, "it has said what it has to say"
+
+
 async def test_a_worker_without_files_leaves_the_states_and_says_so(
     check: Check,
     servers: Callable[[], Awaitable[ScriptedServer]],
