@@ -21,6 +21,7 @@ from dualmap.workers.engine_metrics import (
     block_tokens_of,
     kv_capacity_of,
     loads_of,
+    pulls_of,
     server_run_of,
 )
 
@@ -173,7 +174,23 @@ vllm:kv_offload_tiering_read_time_total{engine="0",model_name="m",tier="tape"} 0
 def test_loads_are_counted_by_tier_and_rank_and_a_tier_never_heard_of_counts_for_nothing() -> None:
     assert loads_of(LOADS) == {Tier.HOST: LoadReading(530.0, 0.3, 4.0), Tier.DISK: LoadReading(70.0, 0.5)}
     assert loads_of(LOADS, 1) == {Tier.HOST: LoadReading(30.0, 0.05)}
+    assert loads_of(LOADS.replace('tier="fs"', 'tier="1:fs"')) == loads_of(LOADS), "its number may stand before it"
     assert loads_of(METRICS) == loads_of("") == {}
+
+
+def test_pulls_are_counted_by_rank() -> None:
+    page = "".join(
+        f'vllm:prompt_tokens_cached_by_source_total{{engine="{engine}",source="p2p"}} {10.0 * engine}\n'
+        f'vllm:kv_offload_tiering_read_time_total{{engine="{engine}",tier="1:p2p"}} {0.5 * engine}\n'
+        for engine in (1, 2)
+    )
+
+    assert [pulls_of(page, rank) for rank in (None, 1, 2)] == [
+        LoadReading(30.0, 1.5),
+        LoadReading(10.0, 0.5),
+        LoadReading(20.0, 1.0),
+    ]
+    assert pulls_of(page, 3) is None
 
 
 def adapter_sample(in_flight: str, time_s: float, slots: str = "4") -> str:

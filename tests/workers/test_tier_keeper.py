@@ -235,8 +235,10 @@ async def test_an_instance_that_was_removed_is_forgotten(pool: PoolStore) -> Non
 class Unread(Prober):
     """A prober of a server whose version is known, and whose metrics cannot be read."""
 
+    answer = "0.33.0"
+
     async def version(self, url: str) -> str:
-        return "0.33.0"
+        return self.answer
 
 
 @pytest.mark.parametrize(("sizes", "takes"), [(SIZES, False), (KvTierSettings(), True)])
@@ -250,3 +252,15 @@ async def test_limits_are_taken_only_where_it_is_known_whose_tiers_they_are(
         ).tick()
 
     assert (await described(pool)).takes_limits is takes
+
+
+async def test_an_engine_that_comes_back_with_an_older_version_takes_no_limits(pool: PoolStore) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    pulls, takes = PullSettings(port=5710, failure_policy="fail", enabled=True), []
+    async with Unread(timeout_s=5) as prober:
+        keeper = await keeper_of(pool, prober, KvTierSettings(), pulls)
+        for prober.answer in ("0.33.0", "0.31.0"):
+            await keeper.tick()
+            takes.append((await described(pool)).takes_limits)
+
+    assert takes == [True, False]

@@ -18,6 +18,7 @@ from dualmap.scheduling.settings import SchedulingSettings
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.kv_publisher import KvEventPublisher
 from dualmap.statestore.errors import StoreUnavailableError
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import KvChange, KvViewStatus
 from dualmap.statestore.memory import MemoryStore
 from dualmap.statestore.pool import PoolStore
@@ -259,6 +260,42 @@ async def test_another_worker_reads_on_where_the_first_one_stopped(pool: PoolSto
         await until(lambda: is_exactly(pool, engine))
 
     assert (await record_of(pool)).sequence == 3
+
+
+async def test_another_worker_continues_a_partial_view_as_such_and_what_was_cleared_as_exact(
+    pool: PoolStore, publish: Any
+) -> None:
+    engine = EngineCache(publish(kept_batches=3))
+    for length in (4, 8, 12):
+        engine.store(PROMPT[:length])
+    engine.names.clear()
+    engine.store(OTHER)
+    async with following(pool, engine.publisher):
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+    async with following(pool, engine.publisher, "worker-2"):
+        engine.store(PROMPT)
+        await until(lambda: is_exactly(pool, engine, KvViewStatus.PARTIAL))
+        engine.clear()
+        await until(lambda: is_exactly(pool, engine))
+        engine.store(PROMPT, published=False)
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+
+async def test_a_worker_that_takes_over_tells_all_names_at_once(pool: PoolStore, publish: Any) -> None:
+    """How many changes of them the store keeps is not known to it."""
+    key = PoolKeys("dualmap", "default").kv_names("a")
+    engine = EngineCache(publish())
+    async with following(pool, engine.publisher):
+        for length in (8, 16, 32):
+            engine.store(PROMPT[:length])
+            await until(lambda: is_exactly(pool, engine))
+    kept = len(await pool._calls.command("LRANGE", key, 0, -1))
+    async with following(pool, engine.publisher, "worker-2"):
+        engine.store(OTHER)
+        await until(lambda: is_exactly(pool, engine))
+
+    assert (kept, len(await pool._calls.command("LRANGE", key, 0, -1))) == (3, 1)
 
 
 async def test_names_are_told_again_so_that_their_changes_do_not_pile_up(
