@@ -7,11 +7,13 @@ import pytest
 from dualmap.scheduling.state.instance import InstanceState
 from dualmap.scheduling.state.request import RequestState
 from dualmap.statestore.errors import LeaseLostError
+from dualmap.statestore.keys import PoolKeys
 from dualmap.statestore.kv_views import BOOKING_MS, KvChange, KvEventRecord, KvViewStatus
 from dualmap.statestore.pool import PoolStore
 from tests.statestore.samples import CHAIN, HandClock, chain, finish, hold, instance, lead, place, record, sweep
 
 LEASE_MS = 2000
+KEYS = PoolKeys("dualmap", "default")
 
 
 async def claimed(pool: PoolStore, status: KvViewStatus = KvViewStatus.EXACT) -> int:
@@ -237,8 +239,10 @@ async def test_a_removed_instance_leaves_nothing(pool: PoolStore) -> None:
     await pool.kv_events.apply("a", fence, KvChange(3, 1.0, CHAIN.hashes, (), {b"x": b"11"}))
 
     assert await pool.members.remove_instance("a")
+    left = await pool._calls.command("EXISTS", *(of("a") for of in (KEYS.kv, KEYS.kv_events, KEYS.kv_names)))
     await pool.members.put_instance(instance("a"))
 
+    assert left == 0
     assert (await pool.kv_events.records(), await pool.kv_events.names("a")) == ({"a": KvEventRecord("a")}, {})
     with pytest.raises(LeaseLostError):
         await pool.kv_events.apply("a", fence, KvChange(4, 1.0, [99]))

@@ -10,7 +10,8 @@ import pytest
 
 from dualmap.scheduling.placing.placement import Observation
 from dualmap.scheduling.prompts.chain import Chain
-from dualmap.scheduling.request.machine import Arrived, Ended, Failed, FirstToken, Post, Reserved, Sent
+from dualmap.scheduling.queues.granting import Grant
+from dualmap.scheduling.request.machine import Arrived, Ended, Failed, FirstToken, Granted, Post, Reserved, Sent
 from dualmap.scheduling.request.outcome import Outcome, Usage
 from dualmap.scheduling.state.tier_load import InTier, TierLoad
 from tests.scheduling.request.lives import CLOSED, Life, course_of, member
@@ -76,3 +77,20 @@ def test_what_was_found_is_compared_in_tokens_of_the_estimate(cached_tokens: int
     life = loading(loads, chain=Chain(tuple(range(1, 21)), 16, 330))
 
     assert (noted(life, Usage(275, cached_tokens, 10)) is not None) is lacks
+
+
+def test_several_answers_show_nothing_as_all_but_the_first_find_what_that_computed() -> None:
+    assert noted(loading(answers=2), Usage(48, 0, 10)) is None
+
+
+@pytest.mark.parametrize(("instance_id", "lacks"), [("a", True), ("b", False)])
+def test_a_request_that_was_moved_shows_nothing_of_either_instance(instance_id: str, *, lacks: bool) -> None:
+    life = Life()
+    life.on(Arrived())
+    placed = life.placed(held=True, loads=LOADS)
+    seen = Observation(1, 1, {}, 1234, {"a": 3, "b": 3})
+    life.on(Reserved(course_of(replace(placed, reply=replace(placed.reply, seen=seen))), None))
+    life.on(Granted(Grant("x", instance_id, "r", 1, 48), member(instance_id)))
+    life.on(Sent())
+
+    assert (noted(life, Usage(48, 0, 10)) is not None) is lacks
