@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, PullEnd, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.estimates.load_prices import LoadReading, MeasuredPrice
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.workers.context import LeaderContext
@@ -63,9 +63,10 @@ class TierKeeper:
         await asyncio.gather(*(self._read(spec, slots) for spec in ready))
         described = await self._context.pool.tiers.described()
         for spec in ready:
-            tiers = self._tiers_of(spec.instance_id)
+            former = described.get(spec.instance_id)
+            tiers = self._tiers_of(spec.instance_id, former or InstanceTiers())
             self._report(spec.instance_id, tiers)
-            if _differs(described.get(spec.instance_id), tiers):
+            if _differs(former, tiers):
                 await self._context.pool.tiers.describe(spec.instance_id, tiers, fence=self._context.fence)
 
     async def _read(self, spec: InstanceSpec, slots: asyncio.Semaphore) -> None:
@@ -136,21 +137,35 @@ class TierKeeper:
                 labels = (self._context.pool.name, instance_id, each.tier.value, part)
                 self._context.metrics.tier_price_seconds.labels(*labels).set(seconds)
 
-    def _tiers_of(self, instance_id: str) -> InstanceTiers:
+    def _tiers_of(self, instance_id: str, former: InstanceTiers) -> InstanceTiers:
+        """The tiers of an instance that was described so. Where this leader has measured no price yet, that of the one
+        before it stays."""
         prices = self._prices.get(instance_id, {})
-        known = [(tier, tokens, prices.get(tier, MeasuredPrice(tier))) for tier, tokens in self._sizes.items()]
-        tiers = [InstanceTier(tier, tokens, each.price, each.why_prior) for tier, tokens, each in known]
+        measured = {each.tier: each.price for each in former.tiers if not each.reason}
+        tiers = []
+        for tier, tokens in self._sizes.items():
+            price, reason = _known_price(prices.get(tier, MeasuredPrice(tier)), measured.get(tier))
+            tiers.append(InstanceTier(tier, tokens, price, reason))
         limits = self._limits.get(instance_id, False) and self._natives.get(instance_id, not self._sizes)
         is_unknown = instance_id in self._places and self._places[instance_id] is None
-        return InstanceTiers(tuple(tiers), limits, self._pull_end(instance_id), UNKNOWN_PLACE if is_unknown else "")
+        return InstanceTiers(
+            tuple(tiers), limits, self._pull_end(instance_id, former.pulls), UNKNOWN_PLACE if is_unknown else ""
+        )
 
-    def _pull_end(self, instance_id: str) -> PullEnd | None:
+    def _pull_end(self, instance_id: str, former: PullEnd | None) -> PullEnd | None:
         place = self._places.get(instance_id)
         if place is None:
             return None
-        measured = self._pulls.get(instance_id, MeasuredPrice(None))
-        price, reason = measured.price, measured.why_prior
+        measured = None if former is None or former.reason else former.price
+        price, reason = _known_price(self._pulls.get(instance_id, MeasuredPrice(None)), measured)
         return PullEnd(place.host, place.port, place.layout, price, reason, fails_requests=place.fails_requests)
+
+
+def _known_price(own: MeasuredPrice, measured: LoadPrice | None) -> tuple[LoadPrice, str]:
+    """A price, and why it is a prior; ``measured`` is one that was measured before, None: none was."""
+    if measured is not None and not own.is_measured and not own.reason:
+        return measured, ""
+    return own.price, own.why_prior
 
 
 def takes_limits(version: str) -> bool:

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from dualmap.runtime.pool_settings import KvTierSettings, PoolSettings, PullSettings
-from dualmap.scheduling.estimates.kv_tiers import InstanceTiers, Tier
+from dualmap.scheduling.estimates.kv_tiers import InstanceTier, InstanceTiers, LoadPrice, PullEnd, Tier
 from dualmap.scheduling.estimates.load_prices import PRIORS, PULL_PRIOR
 from dualmap.scheduling.state.instance import InstanceSpec, InstanceState
 from dualmap.simulation.emulator.instance import EmulatedInstance
@@ -20,6 +20,7 @@ from dualmap.statestore.pool import PoolStore
 from dualmap.workers.engine_metrics import loads_of, names_offloading
 from dualmap.workers.pool_reader import CachedPoolReader
 from dualmap.workers.probe import LoadReport, Prober
+from dualmap.workers.pull_ends import BY_SETTINGS
 from dualmap.workers.tier_keeper import TierKeeper, takes_limits
 from tests.support.ports import free_port
 from tests.workers.contexts import context_of
@@ -264,3 +265,20 @@ async def test_an_engine_that_comes_back_with_an_older_version_takes_no_limits(p
             takes.append((await described(pool)).takes_limits)
 
     assert takes == [True, False]
+
+
+async def test_a_new_leader_keeps_the_prices_that_were_measured_until_it_has_its_own(pool: PoolStore) -> None:
+    await pool.members.put_instance(InstanceSpec("a", "http://127.0.0.1:1", state=InstanceState.READY))
+    slow, unloaded = LoadPrice(0.1, 1e-4), "nothing was loaded yet"
+    tiers = (InstanceTier(Tier.HOST, 16_000, slow), InstanceTier(Tier.POOL, 1_000_000, slow, unloaded))
+    end = PullEnd("127.0.0.1", 5710, BY_SETTINGS, slow)
+    await pool.tiers.describe("a", InstanceTiers(tiers, takes_limits=False, pulls=end))
+    pulls = PullSettings(port=5710, failure_policy="recompute", enabled=True)
+    async with Prober(timeout_s=5) as prober:
+        await (await keeper_of(pool, prober, SIZES, pulls)).tick()
+    host, shared = (found := await described(pool)).tiers
+
+    assert (host.price, host.reason) == (slow, "")
+    assert (shared.price, shared.reason) == (PRIORS[Tier.POOL], unloaded)
+    assert found.pulls is not None
+    assert (found.pulls.price, found.pulls.reason) == (slow, "")
