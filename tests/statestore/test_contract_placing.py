@@ -494,6 +494,8 @@ async def test_kv_metadata_stays_within_capacity_and_evicts_leaves_first(pool: P
     assert before == [3, 3]
     assert [await hits(pool, 1, 2, 3), await hits(pool, 1, 20, 21), await hits(pool, 7, 8)] == [1, 3, 2]
     assert (await pool.loads())["a"].cached_blocks == 5
+    await place(pool, "one more", chain=chain(9))
+    assert (await pool.loads())["a"].cached_blocks == 5
 
 
 @pytest.mark.parametrize(("kv_capacity_tokens", "kept"), [(300, 3), (99, 0), (1_000_000, 1200)])
