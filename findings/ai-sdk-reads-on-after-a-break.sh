@@ -1,5 +1,6 @@
 #!/bin/sh
-# ai 6.0.326 (Vercel's AI SDK) with @ai-sdk/openai-compatible 2.0.92 from npm: a caller that has read enough of a stream.
+# ai 6.0.326 (Vercel's AI SDK) with @ai-sdk/openai-compatible 2.0.92 from npm: a caller that has read enough of a
+# stream.
 #
 # Guess: `break` out of `for await (const text of streamText(...).textStream)` closes the connection, as with the openai
 # and LangChain packages for Node.

@@ -4,8 +4,8 @@
 # Guess: it waits for the first byte of an answer as long as Node's `fetch` does, 5 minutes, and tries a request four
 # times.
 # Seen: it leaves after 2 minutes and sends the request again. The tries of its client and its own multiply: a refused
-# question comes 28 times within half a minute, each a second after the last one, as `Retry-After: 1` says, 28 times more
-# a minute later, and again after two.
+# question comes 28 times within half a minute, each a second after the last one, as `Retry-After: 1` says. 28 more
+# follow a minute later, and 28 after two more.
 # For users: a queue or a prefill of more than 2 minutes gets the same long prompt again and again, and none of the
 # answers is read; a few agents keep a full server full. Set `model.generationConfig.timeout` (milliseconds) in
 # `~/.qwen/settings.json` above the longest wait, or have the server send the head of its answer first: then it waits
