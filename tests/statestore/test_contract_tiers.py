@@ -452,3 +452,11 @@ async def test_loads_behind_what_is_only_reserved_are_not_counted(pool: PoolStor
     held = await hold(pool, "held", "a", chain=PROMPT)
 
     assert held.uncached_tokens == 601
+
+
+async def test_the_last_token_of_a_prompt_is_never_loaded(pool: PoolStore) -> None:
+    await with_tiers(pool, HOST)
+    await report(pool, "a", Tier.HOST, BLOCKS)
+    reply = await place(pool, "r", chain=chain(*BLOCKS, prompt_tokens=600))
+
+    assert (reply.chosen.loads.blocks, reply.chosen.uncached_tokens) == (5, 100)
