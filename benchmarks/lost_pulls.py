@@ -1,6 +1,6 @@
 """Pulls whose source is killed or stopped in the middle of them: what becomes of the requests.
 
-    python benchmarks/lost_pulls.py [--pulls 1000] [--at-once 24]
+    python benchmarks/lost_pulls.py [--pulls 1000] [--at-once 24] [--time-scale 2]
 
 Six emulated instances compute prompts of 20,000 tokens and are parked; six others are asked about these, and pull
 them. In every fourth round the sources are stopped: no pull from them ever ends. In the others they are killed while
@@ -38,7 +38,6 @@ WORDS = 16_000
 """Words of a prompt, of about 20,000 tokens, which the engines compute in 3 s of their clock, and pull in 0.6 s."""
 PRESET = "qwen2.5-7b-910b4-tp1:kv_capacity_tokens=400000"
 """A source keeps all that it computes in a round."""
-TIME_SCALE = "2"
 LINK_GB_PER_S = "2"
 KILLED_AFTER_S = 0.25
 NOTICED_S = 4.0
@@ -169,6 +168,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pulls", type=int, default=1000, help="that are to be lost (%(default)s)")
     parser.add_argument("--at-once", type=int, default=24, help="requests (%(default)s)")
+    parser.add_argument("--time-scale", type=float, default=2.0, help="speed of the engines' clock (%(default)s)")
     arguments = parser.parse_args()
     at_once, rounds = arguments.at_once, Rounds()
     with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +176,7 @@ def main() -> int:
         config.write_text("pools:\n  - {model: qwen2.5-7b, pulls: {enabled: true}}\n")
         words = ["--config", str(config), "--instances", str(SOURCES + TARGETS), "--replicas", "1"]
         words += ["--emulator.peer_pulls", "true", "--emulator.transfer.gb_per_s", LINK_GB_PER_S, "--preset", PRESET]
-        words += ["--time-scale", TIME_SCALE, "--scheduling.policy", "dualmap-least-cost"]
+        words += ["--time-scale", f"{arguments.time_scale:g}", "--scheduling.policy", "dualmap-least-cost"]
         with fleet(words) as url:
             pulling = PullingFleet(url)
             while not all(each["pulls"] for each in pulling.instances()):
