@@ -444,7 +444,7 @@ async def test_a_held_request_enters_tiers_when_it_is_dispatched(pool: PoolStore
 
 
 async def test_loads_behind_what_is_only_reserved_are_not_counted(pool: PoolStore) -> None:
-    """What comes before them may never be computed, and then they are no hit."""
+    """The blocks before them may never be computed, and then they are no hit."""
     await with_tiers(pool, HOST)
     await report(pool, "a", Tier.HOST, BLOCKS[3:])
     await place(pool, "busy", "a", tokens=4000)

@@ -105,7 +105,7 @@ def test_a_malformed_line_costs_itself_alone() -> None:
 
 
 def test_a_page_is_read_as_by_the_library_of_prometheus() -> None:
-    """Of what servers write: names that are none, which the library takes, are refused."""
+    """This holds for what servers write: names that are none, which the library takes, are refused."""
     values = ["1", "1e5", "NaN", "+Inf", "-1.5", "0x1", "1 2", "", '"']
     labels = ["", "{}", '{a="b"}', '{a="b",}', '{a="b", c="\\"}"}', '{a="x\\ny\\\\"}', '{a="b"', "{a=b}", '{="b"}']
     for text, number in itertools.product(labels, values):

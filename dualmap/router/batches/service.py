@@ -53,7 +53,7 @@ class CancelledBatches:
 
     cancelled: Sequence[str]
     left: Sequence[str]
-    """Those that still run, since others changed them each time that this was tried."""
+    """Batches that still run, since others changed them each time that this was tried."""
 
 
 class Batches:

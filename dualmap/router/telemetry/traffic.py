@@ -45,7 +45,7 @@ class TrafficCounts:
     disk_tokens: int = 0
     pool_tokens: int = 0
     peer_tokens: int = 0
-    """Those that were to be pulled from another instance."""
+    """Tokens that were to be pulled from another instance."""
     forgone_tokens: int = 0
     """Prompt tokens that a tier had, and that were computed as that cost less."""
     output_tokens: int = 0

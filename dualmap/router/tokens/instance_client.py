@@ -19,7 +19,7 @@ from dualmap.runtime.trust import InstanceTrust
 MAX_ASKING: Final = 5
 """Requests to instances at a time, of this replica."""
 MAX_ASKING_FOR_TENANT: Final = 4
-"""Those of one tenant: whatever it sends, others have their turn."""
+"""Requests of one tenant to instances at a time: whatever it sends, others have their turn."""
 MAX_WAITING: Final = 80
 """Prompts of one kind that wait for an answer; one more is estimated at once."""
 MAX_WAITING_FOR_TENANT: Final = 64
@@ -91,7 +91,7 @@ class InstanceClient:
         self._client: httpx.AsyncClient | None = None
         self._turns = asyncio.Semaphore(MAX_ASKING)
         self._tenants: defaultdict[str, _Turns] = defaultdict(_Turns)
-        """Those that have a question."""
+        """The tenants that have a question."""
 
     @asynccontextmanager
     async def turn(self, tenant: str) -> AsyncIterator[None]:

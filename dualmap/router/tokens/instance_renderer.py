@@ -110,7 +110,7 @@ class InstanceRenderer:
         self._numbers: bool | None = None
         """Whether the model numbers images; None: no instance has shown it yet."""
         self._patience: Kept[tuple[str, bool], _Patience] = Kept(2 * MAX_TENANTS)
-        """By the tenant, and for prompts without and with an image that is not known: the latter take longer. Each
+        """The patience for each tenant, and for prompts without and with an unknown image: the latter take longer. Each
         counts as one."""
         self._not_before_s: dict[str, float] = {}
         """The times before which instances are not asked, by URL."""

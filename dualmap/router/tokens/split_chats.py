@@ -47,7 +47,7 @@ _MAX_RULES: Final = 64
 """Kinds of chats of a template that are known at once, without those that have neither of ``_COMPARED``, which are few.
 A client can make new ones as it likes, by its arguments."""
 _MAX_RULES_OF_TENANT: Final = 32
-"""Those of them that one tenant may have compared: the rest is left for others."""
+"""Kinds that one tenant may have compared: the rest is left for others."""
 _KEPT_S: Final = 60.0
 """Time in which no more than these are compared."""
 _CONTENTS: Final = ("Hi.", "", " a\n", "\n\nb  ", '{"a": [1, "é"]}', "你好", "x = 1\n\n    y\n")
@@ -128,7 +128,7 @@ class _Rules:
     """The result of comparing chats of one kind."""
 
     parts: Mapping[str, _Part]
-    """By the role before the split."""
+    """The parts, by the role before the split."""
     splits: Mapping[str, frozenset[_Split]]
     """The places at which such chats may be split, by the role before the split."""
 
@@ -168,7 +168,7 @@ class SplitChats:
         self._now_s = now_s
         self._rules: dict[_Compared, _Rules] = {}
         self._shares: dict[str, _Share] = {}
-        """By tenants, the oldest first. A kind that several tenants send is in the share of one of them."""
+        """The kinds of each tenant, the oldest first. A kind that several of them send is in the share of one."""
         self._lock = threading.Lock()
         """Held while rules and shares are changed: several threads compare."""
 

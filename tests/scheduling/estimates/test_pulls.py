@@ -1,4 +1,4 @@
-"""What a pull takes, and where it pays."""
+"""How long a pull takes, and where it pays."""
 
 from __future__ import annotations
 
